@@ -59,22 +59,27 @@ func CheckHeld(ctx context.Context, c Checkpoint, entries iter.Seq[*meta.Entry])
 	for e := range entries {
 		total += min(e.NumBytes(), maxUnheld)
 	}
+
 	if total < maxUnheld {
 		return nil
 	}
+
 	for _, f := range c.Files() {
 		sizes[f.Name] = f.Size
 	}
+
 	room := int64(maxUnheld)
 	for e := range entries {
 		if e.Tensor == nil {
 			continue
 		}
+
 		left := e.NumBytes()
 		for i := range e.Tensor.Locs {
 			l := &e.Tensor.Locs[i]
 			left -= min(left, l.Length, sizes[l.File])
 		}
+
 		if room -= min(room, left); left == 0 || room > 0 {
 			continue
 		}
@@ -82,6 +87,7 @@ func CheckHeld(ctx context.Context, c Checkpoint, entries iter.Seq[*meta.Entry])
 			return plan.Named(e.FQN, err)
 		}
 	}
+
 	return nil
 }
 
@@ -142,6 +148,7 @@ func JoinReports(parts []*VerifyReport) *VerifyReport {
 			out.Notes = p.Notes
 		}
 	}
+
 	SortProblems(out.Problems)
 	return out
 }

@@ -19,6 +19,7 @@ func Contents(ctx context.Context, data Resolver, it *plan.WriteItem) ([]byte, e
 	if err != nil {
 		return nil, plan.Named(it.FQN(), err)
 	}
+
 	b, err := contents(ctx, d, it)
 	switch {
 	case d.Stream != nil:
@@ -40,6 +41,7 @@ func contents(ctx context.Context, d plan.Data, it *plan.WriteItem) ([]byte, err
 		}
 		return d.Bytes, nil
 	}
+
 	var content interface {
 		DType() tensor.DType
 		Shape() []int64
@@ -50,12 +52,14 @@ func contents(ctx context.Context, d plan.Data, it *plan.WriteItem) ([]byte, err
 	case d.Tensor != nil:
 		content = d.Tensor
 	}
+
 	if content == nil || content.DType() != it.Info.DType || !slices.Equal(content.Shape(), it.Box.Sizes) {
 		return nil, fmt.Errorf("%w: it was planned as %v %v, but is %v now", plan.ErrState, it.Info.DType, it.Box.Sizes, content)
 	}
 	if d.Stream == nil {
 		return d.Tensor.Contents(), nil
 	}
+
 	b := make([]byte, it.NumBytes())
 	return b, d.Stream.ReadAt(ctx, b, 0)
 }
@@ -70,6 +74,7 @@ func CopyChunk(dst Receiver, md *meta.Metadata, it *plan.ReadItem, data []byte) 
 	if !ok {
 		return 0, plan.Named(it.Source.FQN, plan.ErrMissing)
 	}
+
 	n, err := int64(len(data)), error(nil)
 	if it.Kind == plan.KindBytes && e.Bytes != nil {
 		err = dst.LoadBytes(it, e.Bytes.Codec, data)
@@ -86,22 +91,27 @@ func copyChunk(dst Receiver, e *meta.Entry, it *plan.ReadItem, data []byte) erro
 	if it.Kind == plan.KindBytes || e.Tensor == nil {
 		return fmt.Errorf("%w: the item and the metadata differ in whether it is a tensor", plan.ErrMismatch)
 	}
+
 	i, ok := e.Tensor.FindChunk(it.Source.Offset, it.Source.Hint)
 	if !ok {
 		return fmt.Errorf("%w: no chunk at %v", plan.ErrMismatch, it.Source.Offset)
 	}
+
 	chunk, err := tensor.FromBytes(e.Tensor.DType, e.Tensor.Chunks[i].Sizes, data)
 	if err != nil {
 		return fmt.Errorf("%w: chunk at %v: %w", ErrCorrupt, it.Source.Offset, err)
 	}
+
 	src, err := chunk.Narrow(it.SourceBox())
 	if err != nil {
 		return err
 	}
+
 	t, err := dst.ResolveTensor(it)
 	if err != nil {
 		return err
 	}
+
 	if err := tensor.Convert(t, src, tensor.CastInRange); err != nil {
 		return err
 	}

@@ -107,6 +107,7 @@ func (e *RanksError) Error() string {
 	if len(e.Missing) > 1 {
 		noun = "ranks"
 	}
+
 	more := ""
 	if n := e.Size - e.Have - len(e.Missing); n > 0 {
 		more = fmt.Sprintf(" and %d more", n)

@@ -24,13 +24,16 @@ func MissingFiles(ctx context.Context, store blob.Store, files []File) ([]string
 			}
 			have[info.Name] = true
 		}
+
 		for _, f := range files {
 			if !have[f.Name] {
 				out = append(out, f.Name)
 			}
 		}
+
 		return out, nil
 	}
+
 	for _, f := range files {
 		_, err := store.Stat(ctx, f.Name)
 		switch {
@@ -40,5 +43,6 @@ func MissingFiles(ctx context.Context, store blob.Store, files []File) ([]string
 			return nil, err
 		}
 	}
+
 	return out, nil
 }

@@ -100,6 +100,7 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		it := &r.Items[i]
 		size += len(it.Index.FQN) + 2*len(it.Index.Offset) + len(it.Inline) + 4*len(it.Loc.Sums) + 20
 	}
+
 	w := wire.Writer{B: make([]byte, 0, size)}
 	w.Uvarint(uint64(len(r.Files)))
 	number := make(map[string]uint64, len(r.Files))
@@ -109,14 +110,17 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		w.Uvarint(uint64(f.Size))
 		w.U32(f.CRC32C)
 	}
+
 	encodeCoded(&w, r.Coded)
 	for i, c := range r.Coded {
 		number[c.Name] = uint64(len(r.Files)+i) + 1
 	}
+
 	w.Uvarint(uint64(len(r.Items)))
 	for i := range r.Items {
 		encodeResult(&w, &r.Items[i], number)
 	}
+
 	w.Uvarint(uint64(len(r.Phases)))
 	for _, p := range r.Phases {
 		w.String(p.Name)
@@ -124,13 +128,16 @@ func (ResultCodec) Encode(r *WriteResults) ([]byte, error) {
 		w.Varint(int64(p.End))
 		w.Varint(p.Bytes)
 	}
+
 	if len(r.Copies) > 0 {
 		w.Uvarint(uint64(len(r.Copies)))
 	}
+
 	for _, c := range r.Copies {
 		w.U64(c.Key)
 		w.U32(c.Sum)
 	}
+
 	return w.B, nil
 }
 
@@ -142,11 +149,13 @@ func encodeCoded(w *wire.Writer, coded []Coded) {
 		w.U32(c.CRC32C)
 		w.String(c.Stored)
 		w.Uvarint(uint64(len(c.Refers)))
+
 		for _, f := range c.Refers {
 			w.String(f.Folder)
 			w.String(f.Name)
 			w.Uvarint(uint64(f.Size))
 		}
+
 		w.Uvarint(uint64(c.Referring))
 	}
 }
@@ -156,6 +165,7 @@ func decodeCoded(r *wire.Reader) []Coded {
 	if n == 0 {
 		return nil
 	}
+
 	out := make([]Coded, n)
 	for i := range out {
 		c := &out[i]
@@ -167,6 +177,7 @@ func decodeCoded(r *wire.Reader) []Coded {
 		}
 		c.Referring = r.Size()
 	}
+
 	return out
 }
 
@@ -176,24 +187,29 @@ func encodeResult(w *wire.Writer, it *WriteResult, number map[string]uint64) {
 	if it.Index.Offset != nil {
 		w.Uvarint(uint64(len(it.Index.Offset)))
 	}
+
 	for _, o := range it.Index.Offset {
 		w.Varint(o)
 	}
+
 	w.Varint(int64(it.Index.Hint))
 	w.Bool(it.Inline != nil)
 	if it.Inline != nil {
 		w.Bytes(it.Inline)
 	}
+
 	w.Uvarint(number[it.Loc.File]) // 0: not in r.Files, so the name follows
 	if number[it.Loc.File] == 0 {
 		w.String(it.Loc.File)
 	}
+
 	w.Varint(it.Loc.Offset)
 	w.Varint(it.Loc.Length)
 	w.Uvarint(uint64(len(it.Loc.Sums)))
 	for _, s := range it.Loc.Sums {
 		w.U32(s)
 	}
+
 	encodeDetail(w, it.Loc.Detail)
 	w.Bytes(it.Digest)
 }
@@ -203,11 +219,13 @@ func encodeDetail(w *wire.Writer, d *meta.Detail) {
 	if d == nil {
 		return
 	}
+
 	w.String(d.Key)
 	w.Uvarint(uint64(len(d.Transforms)))
 	for _, t := range d.Transforms {
 		w.String(t)
 	}
+
 	w.Bytes(d.StorageData)
 }
 
@@ -218,19 +236,23 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 	for range r.Count(6) { // the minimum size of an encoded file
 		out.Files = append(out.Files, File{Name: r.String(), Size: r.Size(), CRC32C: r.U32()})
 	}
+
 	out.Coded = decodeCoded(r)
 	names := make([]string, 0, len(out.Files)+len(out.Coded))
 	for _, f := range out.Files {
 		names = append(names, f.Name)
 	}
+
 	for _, c := range out.Coded {
 		names = append(names, c.Name)
 	}
+
 	n := r.Count(10) // the minimum size of an encoded item
 	out.Items = make([]WriteResult, 0, n)
 	for range n {
 		out.Items = append(out.Items, decodeResult(r, names))
 	}
+
 	if n := r.CountMax(meta.MaxPhases); n > 0 {
 		out.Phases = make([]meta.Phase, n)
 		for i := range out.Phases {
@@ -239,12 +261,14 @@ func (ResultCodec) Decode(b []byte) (*WriteResults, error) {
 			}
 		}
 	}
+
 	if r.Len() > 0 {
 		out.Copies = make([]CopySum, r.Count(12))
 		for i := range out.Copies {
 			out.Copies[i] = CopySum{r.U64(), r.U32()}
 		}
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("write results: %w", err)
 	}
@@ -256,6 +280,7 @@ func decodeResult(r *wire.Reader, files []string) WriteResult {
 	if r.Bool() {
 		it.Index.Offset = decodeOffset(r)
 	}
+
 	hint := r.Varint()
 	if it.Index.Hint = int32(hint); int64(it.Index.Hint) != hint {
 		r.Fail("a hint of %d", hint)
@@ -263,6 +288,7 @@ func decodeResult(r *wire.Reader, files []string) WriteResult {
 	if r.Bool() {
 		it.Inline = append([]byte{}, r.Bytes()...)
 	}
+
 	it.Loc = decodeLocation(r, files)
 	it.Digest = append([]byte(nil), r.Bytes()...)
 	return it
@@ -274,10 +300,12 @@ func decodeOffset(r *wire.Reader) []int64 {
 		r.Fail("%d dimensions in %d bytes", n, r.Len())
 		return nil
 	}
+
 	out := make([]int64, n)
 	for i := range out {
 		out[i] = r.Varint()
 	}
+
 	return out
 }
 
@@ -288,6 +316,7 @@ func decodeLocation(r *wire.Reader, files []string) meta.Location {
 	} else {
 		l.File = r.String()
 	}
+
 	l.Offset, l.Length = r.Varint(), r.Varint()
 	if raw := r.Raw(4 * r.Count(4)); len(raw) > 0 {
 		l.Sums = make([]uint32, len(raw)/4)
@@ -295,6 +324,7 @@ func decodeLocation(r *wire.Reader, files []string) meta.Location {
 			l.Sums[i] = binary.LittleEndian.Uint32(raw[4*i:])
 		}
 	}
+
 	if r.Bool() {
 		l.Detail = &meta.Detail{Key: r.String()}
 		for range r.Count(1) {
@@ -325,6 +355,7 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 			missing++
 		}
 	}
+
 	by := make([]int, missing) // for each chunk and value: the rank that wrote it plus 1, or 0
 	for rank, r := range results {
 		for i := range r.Items {
@@ -335,12 +366,14 @@ func Locate(md *meta.Metadata, results []*WriteResults) ([]meta.Entry, error) {
 			if err != nil {
 				return nil, fmt.Errorf("result of rank %d: %w", rank, err)
 			}
+
 			if by[at] == 0 {
 				missing--
 			}
 			by[at] = rank + 1
 		}
 	}
+
 	if missing != 0 {
 		return nil, fmt.Errorf("%w: chunks or values that no rank has written: %d", meta.ErrInvalid, missing)
 	}
@@ -361,19 +394,23 @@ func (l *locating) place(r *WriteResult) (int, error) {
 	if n == len(l.entries) || l.entries[n].FQN != r.Index.FQN { // most results are sorted by name
 		n, ok = slices.BinarySearchFunc(l.entries, r.Index.FQN, func(e meta.Entry, s string) int { return strings.Compare(e.FQN, s) })
 	}
+
 	if !ok {
 		return 0, fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
 	}
+
 	l.next = n + 1
 	e := &l.entries[n]
 	if e.Bytes != nil {
 		e.Bytes.Inline, e.Bytes.Loc = r.Inline, r.Loc
 		return l.first[n], nil
 	}
+
 	i, ok := e.Tensor.FindChunk(r.Index.Offset, r.Index.Hint)
 	if !ok {
 		return 0, fmt.Errorf("%w: %v is not in the plan", meta.ErrInvalid, r.Index)
 	}
+
 	e.Tensor.Locs[i] = r.Loc
 	return l.first[n] + i, nil
 }

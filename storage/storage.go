@@ -198,6 +198,7 @@ func (r *reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 		}
 		defer c.Close()
 	}
+
 	md, err := c.Metadata(ctx)
 	if err == nil && !r.opts.TrustSizes {
 		err = c.CheckFiles(ctx)
@@ -205,6 +206,7 @@ func (r *reader) ReadMetadata(ctx context.Context) (*meta.Metadata, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r.c = c
 	return md, nil
 }

@@ -67,23 +67,28 @@ func (a *assembler) view(ctx context.Context, n int64) (p []byte, done func() er
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
+
 	part, err := a.current()
 	if part == nil || err != nil {
 		return nil, nil, err
 	}
+
 	if !a.open {
 		if err := a.begin(part); err != nil {
 			return nil, nil, err
 		}
 	}
+
 	if !a.lasts || n > part.Length-a.from {
 		return nil, nil, nil
 	}
+
 	p = a.bytes[a.from : a.from+n]
 	part.pass(p, a.from)
 	a.from += n
 	lent := a.lent
 	lent.users.Add(1)
+
 	if err := a.next(ctx, nil); err != nil {
 		return nil, nil, errors.Join(err, lent.end())
 	}
@@ -101,11 +106,13 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 		if len(p) == 0 && part.Length > a.from {
 			return nil
 		}
+
 		if !a.open {
 			if err := a.begin(part); err != nil {
 				return err
 			}
 		}
+
 		for len(p) > 0 && a.from < part.Length {
 			n, err := a.fill(ctx, part, p[:min(int64(len(p)), part.Length-a.from)])
 			if err != nil {
@@ -114,6 +121,7 @@ func (a *assembler) next(ctx context.Context, p []byte) error {
 			p = p[n:]
 			a.from += int64(n)
 		}
+
 		if a.from < part.Length {
 			return nil
 		}
@@ -134,17 +142,21 @@ func (a *assembler) current() (*Part, error) {
 			}
 			a.parts, a.rest, a.part = a.rest[n], a.rest[:n], 0
 		}
+
 		part := &a.parts[a.part]
 		if part.Parts == nil {
 			return part, nil
 		}
+
 		inner, err := part.Parts()
 		if err != nil {
 			return nil, err
 		}
+
 		if n := (&DataFile{Parts: inner}).Size(); n != part.Length {
 			return nil, fmt.Errorf("%w: the parts have %d bytes, the layout of the file has %d", plan.ErrState, n, part.Length)
 		}
+
 		a.rest = append(a.rest, a.parts[a.part+1:])
 		a.parts, a.part = inner, 0
 	}
@@ -167,6 +179,7 @@ func (a *assembler) fill(ctx context.Context, part *Part, p []byte) (int, error)
 			copy(p, a.bytes[a.from:])
 		}
 	}
+
 	part.pass(p, a.from)
 	return len(p), nil
 }
@@ -202,6 +215,7 @@ func (a *assembler) begin(part *Part) error {
 	default:
 		return a.beginTensor(part)
 	}
+
 	if int64(len(a.bytes)) != part.Length {
 		return fmt.Errorf("%w: a part has %d bytes, the layout of the file has %d", plan.ErrState, len(a.bytes), part.Length)
 	}
@@ -215,10 +229,12 @@ func (a *assembler) beginTensor(part *Part) error {
 	if err != nil {
 		return err
 	}
+
 	var content interface {
 		DType() tensor.DType
 		Shape() []int64
 	}
+
 	done := d.Release
 	switch {
 	case d.Stream != nil:
@@ -229,10 +245,12 @@ func (a *assembler) beginTensor(part *Part) error {
 			a.bytes, a.lasts = d.Tensor.Bytes()
 		}
 	}
+
 	if done != nil {
 		a.lent = &loan{done: done}
 		a.lent.users.Store(1)
 	}
+
 	if content == nil || content.DType() != it.Info.DType || !slices.Equal(content.Shape(), it.Box.Sizes) || it.NumBytes() != part.Length {
 		return fmt.Errorf("%w: %q was planned as %v %v, but is %v now", plan.ErrState, it.FQN(), it.Info.DType, it.Box.Sizes, content)
 	}
@@ -262,6 +280,7 @@ func (a *assembler) release(it *plan.WriteItem) error {
 	case d.Release != nil:
 		return d.Release()
 	}
+
 	return nil
 }
 

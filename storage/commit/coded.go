@@ -24,20 +24,25 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 		return nil, err
 	}
 	defer bw.Abort() // does nothing once committed
+
 	out := newAppender(bw, w.outBytes)
 	defer out.close()
+
 	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
+
 	var crc uint32
 	var pieces []*codedPiece
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(1, min(runtime.GOMAXPROCS(0), w.pieces.Count()-1)))
+
 	for i, next := 0, int64(0); i < len(lengths); {
 		first, n, at := i, 0, next
 		for i < len(lengths) && n+lengths[i] <= min(w.pieces.Size(), codeBytes) {
 			n += lengths[i]
 			i++
 		}
+
 		buf, done, err := as.view(gctx, int64(n))
 		if buf == nil && err == nil {
 			buf, err = as.piece(gctx, w.pieces, int64(n))
@@ -47,6 +52,7 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
+
 		next += int64(n)
 		p := &codedPiece{size: int64(n)}
 		pieces = append(pieces, p)
@@ -62,27 +68,33 @@ func (w *fileWriter) writeCoded(ctx context.Context, f *DataFile) (*storage.Writ
 			return nil
 		}))
 	}
+
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
 	if err := as.next(ctx, nil); err != nil { // ends the parts of a file without bytes
 		return nil, err
 	}
+
 	var total int64
 	for _, p := range pieces {
 		crc = crc32c.Join(crc, p.crc, p.size)
 		total += p.size
 	}
+
 	end, coded := c.Finish(total, crc)
 	if err := out.finish(ctx, end); err != nil {
 		return nil, err
 	}
+
 	if w.created != nil {
 		w.created(c.Name()) // before the commit, which may take effect and still return an error
 	}
+
 	if _, err := bw.Commit(ctx); err != nil {
 		return nil, err
 	}
+
 	r := &storage.WriteResults{Files: []storage.File{{Name: c.Name(), Size: out.size, CRC32C: out.crc}}, Coded: []storage.Coded{coded}}
 	if f.Results != nil {
 		r.Items = f.Results()
@@ -107,15 +119,18 @@ var codeBuffers = sync.Pool{New: func() any { return new([]byte) }}
 func encode(ctx context.Context, c Coder, out *appender, buf []byte, lengths []int, first int) (crc uint32, err error) {
 	code := codeBuffers.Get().(*[]byte)
 	defer codeBuffers.Put(code)
+
 	for i, n := range lengths {
 		if len(*code) < n+n/4 {
 			*code = make([]byte, n+n/4)
 		}
+
 		crc = crc32c.Update(crc, buf[:n])
 		p, err := c.Encode(ctx, first+i, buf[:n], *code)
 		if err != nil {
 			return 0, err
 		}
+
 		if len(p) > 0 {
 			off, err := out.append(ctx, p)
 			if err != nil {
@@ -125,6 +140,7 @@ func encode(ctx context.Context, c Coder, out *appender, buf []byte, lengths []i
 		}
 		buf = buf[n:]
 	}
+
 	return crc, nil
 }
 
@@ -157,12 +173,14 @@ func (a *appender) append(ctx context.Context, p []byte) (off int64, err error) 
 	a.mu.Lock()
 	off = a.size
 	a.crc = crc32c.Update(a.crc, p)
+
 	for len(p) > 0 && err == nil {
 		if a.buf == nil {
 			if a.buf, err = a.pool.Get(ctx); err != nil {
 				break
 			}
 		}
+
 		n := copy(a.buf[a.filled:], p)
 		p = p[n:]
 		a.size += int64(n)
@@ -171,6 +189,7 @@ func (a *appender) append(ctx context.Context, p []byte) (off int64, err error) 
 			a.buf, a.filled = nil, 0
 		}
 	}
+
 	a.mu.Unlock()
 	for _, f := range full {
 		if err == nil {
@@ -178,6 +197,7 @@ func (a *appender) append(ctx context.Context, p []byte) (off int64, err error) 
 		}
 		a.pool.Put(f.buf)
 	}
+
 	return off, err
 }
 

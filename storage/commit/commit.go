@@ -34,25 +34,30 @@ func (p *Committer) Commit(ctx context.Context, rec File, results []*storage.Wri
 			return err
 		}
 	}
+
 	if err := p.checkFiles(ctx, results); err != nil {
 		return err
 	}
+
 	cond := p.condition(rec.Name)
 	if p.opts.RankLocal {
 		rec.Name = p.f.RankRecord(p.sess.Rank)
 		cond = blob.CreateOptions{IfAbsent: true}
 	}
+
 	c := &commit{Committer: p, name: rec.Name, named: map[string]bool{rec.Name: true}}
 	for _, f := range before {
 		c.named[f.Name] = true
 		c.order = append(c.order, f.Name)
 	}
+
 	c.order = append(c.order, rec.Name)
 	for _, r := range results {
 		for _, f := range r.Files {
 			c.named[f.Name] = true
 		}
 	}
+
 	c.cond = cond
 	c.write = func(ctx context.Context, cond blob.CreateOptions) (blob.Info, error) {
 		return blob.WriteAll(ctx, p.store, rec.Name, rec.Data, &cond)
@@ -73,6 +78,7 @@ func (p *Committer) checkFiles(ctx context.Context, results []*storage.WriteResu
 	if err := p.lock.Confirm(ctx); err != nil {
 		return err
 	}
+
 	have, old, err := p.sizes(ctx)
 	if err == nil && old && !p.sess.Private {
 		// An earlier attempt of this save has written files. If it has finished, its
@@ -84,6 +90,7 @@ func (p *Committer) checkFiles(ctx context.Context, results []*storage.WriteResu
 	if err != nil {
 		return err
 	}
+
 	if p.opts.Apart {
 		results = seenOf(have, results)
 	}
@@ -96,10 +103,13 @@ func (p *Committer) CommitHeld(ctx context.Context) error {
 	if h == nil {
 		return fmt.Errorf("%w: Finish before WriteData", plan.ErrProtocol)
 	}
+
 	defer p.drop()
+
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
+
 	c := &commit{Committer: p, name: h.Name, named: map[string]bool{h.Name: true}, order: []string{h.Name}}
 	c.write = func(ctx context.Context, _ blob.CreateOptions) (blob.Info, error) { return h.w.Commit(ctx) } // WriteHeld has set the condition
 	c.isOurs = func(ctx context.Context) (bool, error) { return h.isAt(ctx, p.store) }
@@ -147,9 +157,11 @@ func (h *Held) isAt(ctx context.Context, store blob.Store) (bool, error) {
 		return false, err
 	}
 	defer r.Close()
+
 	if r.Size() != h.Size {
 		return false, nil
 	}
+
 	now := make([]byte, len(h.Sample))
 	err = r.ReadAt(ctx, now, h.Offset)
 	return bytes.Equal(now, h.Sample), err
@@ -225,6 +237,7 @@ func (c *commit) run(ctx context.Context) error {
 	if c.opts.RankLocal {
 		return c.writeRecord(ctx)
 	}
+
 	var err error
 	if c.f.OneFile {
 		if err = c.checkUnhidden(ctx); err == nil {
@@ -259,10 +272,12 @@ func (c *commit) replace(ctx context.Context) error {
 	if err := c.checkUnhidden(ctx); err != nil {
 		return err
 	}
+
 	hiding, err := c.hiding(ctx)
 	if err != nil {
 		return err
 	}
+
 	old := c.old
 	var oldErr error
 	if old == nil && !c.empty { // otherwise the condition of the record makes sure that it replaces old, or no record
@@ -278,6 +293,7 @@ func (c *commit) replace(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if len(hiding) > 0 {
 		err = c.commitByRemoval(ctx, hiding)
 	} else {
@@ -286,6 +302,7 @@ func (c *commit) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if old != nil {
 		c.warn(c.removeReplaced(ctx, old))
 	}
@@ -315,6 +332,7 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 	if len(c.f.Records) == 1 {
 		return nil, nil
 	}
+
 	var out []string
 	before := true
 	for _, name := range c.f.Records {
@@ -332,6 +350,7 @@ func (c *commit) hiding(ctx context.Context) ([]string, error) {
 			out = append(out, name)
 		}
 	}
+
 	return out, nil
 }
 
@@ -348,16 +367,20 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
+
 	writing, end := outlive(ctx, recordTime)
 	defer end()
+
 	if !c.service {
 		writing = ctx
 	}
+
 	_, err := c.write(writing, c.cond)
 	if err == nil {
 		c.keep()
 		return nil
 	}
+
 	after := context.WithoutCancel(ctx)
 	ours, readErr := c.isOurs(after)
 	switch {
@@ -373,6 +396,7 @@ func (c *commit) writeRecord(ctx context.Context) error {
 	case readErr == nil:
 		return c.refused(err)
 	}
+
 	c.keep()
 	return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 }
@@ -422,6 +446,7 @@ func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 		c.mayExist(c.name)
 		return err
 	}
+
 	c.mayExist(c.name)
 	for i, name := range slices.Backward(hiding) {
 		err := c.store.Remove(ctx, name)
@@ -434,10 +459,12 @@ func (c *commit) commitByRemoval(ctx context.Context, hiding []string) error {
 		}
 		return err
 	}
+
 	c.keep()
 	if c.service {
 		return nil // services are not file systems
 	}
+
 	if _, err := c.write(ctx, blob.CreateOptions{IfVersion: info.Version}); err != nil {
 		return fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 	}

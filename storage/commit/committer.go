@@ -88,6 +88,7 @@ func (p *Committer) SetUp(_ context.Context, s storage.Session) error {
 	p.mu.Lock()
 	p.names, p.kept = nil, false
 	p.mu.Unlock()
+
 	if p.f.OneFile {
 		return nil
 	}
@@ -119,6 +120,7 @@ func (p *Committer) Prepare(ctx context.Context, l *plan.SavePlan, check func(it
 			refused = append(refused, check(&l.Items[i]))
 		}
 	}
+
 	if err := errors.Join(refused...); err != nil {
 		return nil, err
 	}
@@ -133,6 +135,7 @@ func (p *Committer) begin(ctx context.Context) error {
 	if !p.sess.Coordinator {
 		return nil
 	}
+
 	err := p.checkReplaceable(ctx)
 	if err != nil && !p.sess.Private {
 		// The files that are in the way may be leftovers of a removal.
@@ -143,15 +146,18 @@ func (p *Committer) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	p.coordinates = true
 	if p.sweep(ctx, -1) > 0 { // it may have removed a record that a dead save has left
 		if err := p.checkReplaceable(ctx); err != nil {
 			return err
 		}
 	}
+
 	if p.sess.Private || p.lock != nil || p.f.OneFile {
 		return nil
 	}
+
 	p.lock, err = LockSave(ctx, p.store, p.f.Name, p.sess.Storage.SaveID)
 	return err
 }
@@ -163,6 +169,7 @@ func (p *Committer) checkFree(ctx context.Context) error {
 	if _, err := p.checkOthers(ctx, nil); err != nil {
 		return err
 	}
+
 	for _, name := range []string{p.f.Records[0], p.f.RankRecord(p.sess.Rank)} {
 		if ok, err := p.exists(ctx, name); err != nil {
 			return err
@@ -170,10 +177,12 @@ func (p *Committer) checkFree(ctx context.Context) error {
 			return fmt.Errorf("%w: %s holds %s, and a rank that saves without a group cannot replace a checkpoint", storage.ErrExists, p.store, name)
 		}
 	}
+
 	for _, rank := range []int{0, p.sess.Rank - 1, p.sess.Rank + 1} {
 		if rank < 0 {
 			continue
 		}
+
 		name := p.f.RankRecord(rank)
 		id, err := p.f.ReadRank(ctx, p.store, name)
 		switch {
@@ -184,6 +193,7 @@ func (p *Committer) checkFree(ctx context.Context) error {
 			return fmt.Errorf("%w: %s of %s belongs to save %q", storage.ErrExists, name, p.store, id)
 		}
 	}
+
 	return nil
 }
 
@@ -210,17 +220,20 @@ func (p *Committer) checkReplaceable(ctx context.Context) error {
 			return p.find(ctx, nil, storage.ErrNotFound)
 		}
 	}
+
 	if p.f.Check != nil {
 		if err := p.f.Check(ctx, p.store); err != nil {
 			return err
 		}
 	}
+
 	old, err := p.f.Read(ctx, p.store)
 	own := false
 	if err == nil {
 		own, err = p.owns(ctx, old)
 	}
 	p.again = own && p.sess.Journal != nil
+
 	switch {
 	case isAbsent(err):
 		if p.f.First && !p.service {
@@ -250,6 +263,7 @@ func (p *Committer) checkReplaceable(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return p.find(ctx, old, err)
 }
 
@@ -285,6 +299,7 @@ func (p *Committer) checkOvertaken(ctx context.Context, old *Existing) error {
 			return nil
 		}
 	}
+
 	return fmt.Errorf("%w: %s holds a save of %s, and this one was asked for before, at %s: another process has saved there meanwhile; "+
 		"if that is not so, a clock was changed while this save waited: save again", storage.ErrChanged, p.store,
 		old.Time.UTC().Format(time.RFC3339), asked.UTC().Format(time.RFC3339))
@@ -296,6 +311,7 @@ func (p *Committer) find(ctx context.Context, old *Existing, err error) error {
 	if p.sess.Private || !blob.HasVersions(p.store) {
 		return nil
 	}
+
 	p.found = map[string]string{}
 	if errors.Is(err, storage.ErrNotFound) && len(p.f.Records) == 1 {
 		p.found[p.f.Records[0]], p.empty = "", true
@@ -305,6 +321,7 @@ func (p *Committer) find(ctx context.Context, old *Existing, err error) error {
 		p.found[p.f.Records[0]], p.old = old.Version, old
 		return nil
 	}
+
 	for _, name := range p.f.Records {
 		info, err := p.store.Stat(ctx, name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -312,6 +329,7 @@ func (p *Committer) find(ctx context.Context, old *Existing, err error) error {
 		}
 		p.found[name] = info.Version
 	}
+
 	return nil
 }
 
@@ -344,6 +362,7 @@ func (p *Committer) owns(ctx context.Context, e *Existing) (bool, error) {
 	if p.sess.Journal == nil || p.sess.Private || p.f.Identify == nil {
 		return false, nil
 	}
+
 	found, err := p.f.identified(ctx, p.store, p.ownPrefix())
 	return slices.ContainsFunc(found, func(l Leftover) bool {
 		return l.SaveID == p.sess.Storage.SaveID && slices.Contains(e.Files, l.Name)
@@ -380,11 +399,13 @@ func (p *Committer) NamePart(ctx context.Context) (string, error) {
 	if !p.sess.Private {
 		return id, nil
 	}
+
 	for _, name := range slices.Concat(p.f.Records, p.f.Also) {
 		if ok, err := p.exists(ctx, name); ok || err != nil {
 			return id, err
 		}
 	}
+
 	return "", nil
 }
 
@@ -476,6 +497,7 @@ func (p *Committer) Locate(md *meta.Metadata, results []*storage.WriteResults) (
 	if err != nil || p.opts.RankLocal {
 		return entries, err
 	}
+
 	for i := range entries {
 		e := &entries[i]
 		if e.Tensor == nil {
@@ -485,6 +507,7 @@ func (p *Committer) Locate(md *meta.Metadata, results []*storage.WriteResults) (
 			return nil, fmt.Errorf("%w: %q: %s: %s", meta.ErrInvalid, e.FQN, p[0].Kind, p[0].Text)
 		}
 	}
+
 	return entries, nil
 }
 
@@ -503,11 +526,13 @@ func (p *Committer) Ranks() int {
 // files that the current record names: a repair may have written that record.
 func (p *Committer) Abort(ctx context.Context) error {
 	defer p.release()
+
 	p.drop()
 	names, kept := p.take()
 	if kept || p.sess.Journal != nil && p.sess.Journal.Begun(ctx) {
 		return nil
 	}
+
 	var err error
 	if p.coordinates && !p.f.OneFile {
 		var found []Leftover
@@ -518,6 +543,7 @@ func (p *Committer) Abort(ctx context.Context) error {
 			}
 		}
 	}
+
 	slices.Sort(names)
 	return errors.Join(err, p.removeUnnamed(ctx, slices.Compact(names)))
 }
@@ -552,6 +578,7 @@ func (p *Committer) sweep(ctx context.Context, olderThan time.Duration) (n int) 
 	if p.noSweep || p.sess.Private || p.opts.SweepAfter < 0 || p.f.OneFile && olderThan < 0 {
 		return 0
 	}
+
 	finished, err := FinishRemovals(ctx, p.store, p.recorded)
 	p.warn(err)
 	n = len(finished)
@@ -562,6 +589,7 @@ func (p *Committer) sweep(ctx context.Context, olderThan time.Duration) (n int) 
 	} else if s, ok := blob.As[blob.Sweeper](p.store); ok {
 		n, err = s.SweepTemp(ctx, "", olderThan)
 	}
+
 	p.warn(err)
 	return n
 }
@@ -598,11 +626,13 @@ func WithStorageData(ps []*plan.SavePlan, v any) ([]*plan.SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out := make([]*plan.SavePlan, len(ps))
 	for r, p := range ps {
 		q := *p
 		q.StorageData = b
 		out[r] = &q
 	}
+
 	return out, nil
 }

@@ -112,16 +112,19 @@ func (w *fileWriter) divide(files []*DataFile) []*DataFile {
 	if w.sess.Divide == nil {
 		return files
 	}
+
 	offer := make([]storage.File, len(files))
 	for i, f := range files {
 		offer[i] = storage.File{Name: f.Name, Size: f.Size()}
 	}
+
 	var mine []*DataFile
 	for i, ok := range w.sess.Divide(offer, w.hold != nil) {
 		if ok {
 			mine = append(mine, files[i])
 		}
 	}
+
 	return mine
 }
 
@@ -138,19 +141,23 @@ func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int,
 	for _, f := range files {
 		w.progress.Total += f.Size()
 	}
+
 	if files = w.divide(files); len(files) == 0 {
 		return &storage.WriteResults{}, nil
 	}
+
 	pieces := max(1, min(len(files), parallel)) * maxPieces
 	if _, slow := blob.As[blob.GapReader](w.store); slow {
 		pieces = max(pieces, slowPieces)
 	}
+
 	size := pieceSize(budget)
 	w.outBytes = size
 	if !slices.ContainsFunc(files, func(f *DataFile) bool { return f.Coder == nil }) {
 		// Coding takes longer than assembling and writing: all processors take part.
 		size, pieces = min(size, codeBytes), max(pieces, runtime.GOMAXPROCS(0)+maxPieces)
 	}
+
 	w.pieces = work.NewPool(size, min(budget, int64(pieces)*int64(size)), 2)
 	results := make([]*storage.WriteResults, len(files))
 	err := work.Each(ctx, len(files), max(1, min(parallel, w.pieces.Count()/2)), func(ctx context.Context, i int) (err error) {
@@ -160,19 +167,23 @@ func (w *fileWriter) write(ctx context.Context, files []*DataFile, parallel int,
 	if err != nil {
 		return nil, err
 	}
+
 	if len(results) == 1 {
 		return results[0], nil
 	}
+
 	items := 0
 	for _, r := range results {
 		items += len(r.Items)
 	}
+
 	out := &storage.WriteResults{Items: make([]storage.WriteResult, 0, items)}
 	for _, r := range results {
 		out.Items = append(out.Items, r.Items...)
 		out.Files = append(out.Files, r.Files...)
 		out.Coded = append(out.Coded, r.Coded...)
 	}
+
 	return out, nil
 }
 
@@ -181,6 +192,7 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 	if w.sess.Journal == nil || w.hold != nil {
 		return w.writeFile(ctx, f)
 	}
+
 	r, ok, err := w.sess.Journal.Finished(ctx, f.Name)
 	if err != nil {
 		return nil, err
@@ -189,6 +201,7 @@ func (w *fileWriter) file(ctx context.Context, f *DataFile) (*storage.WriteResul
 		w.progress.Add(f.Size())
 		return r, nil
 	}
+
 	if r, err = w.writeFile(ctx, f); err != nil {
 		return nil, err
 	}
@@ -201,6 +214,7 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	if f.Coder != nil {
 		return w.writeCoded(ctx, f)
 	}
+
 	size, total := int64(w.pieces.Size()), f.Size()
 	// With a journal, the file exists if it was finished, but not added to the journal. It is
 	// replaced in one step: a checkpoint may have it, if another run of the same save has
@@ -209,19 +223,23 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	if w.condition != nil {
 		opts = w.condition(f.Name)
 	}
+
 	opts.Size, opts.Piece = total, size
 	bw, err := w.store.Create(ctx, f.Name, &opts)
 	if err != nil {
 		return nil, err
 	}
+
 	held := false
 	defer func() {
 		if !held {
 			bw.Abort() // does nothing once committed
 		}
 	}()
+
 	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
+
 	crcs := make([]uint32, (total+size-1)/size)
 	g, gctx := errgroup.WithContext(ctx)
 	for at := int64(0); at < total; at += size {
@@ -230,25 +248,31 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
+
 		g.Go(work.Guard(func() error {
 			defer w.pieces.Put(buf)
+
 			crcs[at/size] = crc32c.Checksum(buf)
 			if f.Seen != nil {
 				f.Seen(buf, at)
 			}
+
 			if err := bw.WriteAt(gctx, buf, at); err != nil {
 				return err
 			}
+
 			w.progress.Add(int64(len(buf)))
 			return nil
 		}))
 	}
+
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
 	if err := as.next(ctx, nil); err != nil { // ends the parts of a file without bytes
 		return nil, err
 	}
+
 	if w.hold != nil {
 		held = true
 		w.hold(bw)
@@ -260,11 +284,13 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 			return nil, err
 		}
 	}
+
 	out := &storage.WriteResults{Files: []storage.File{{Name: f.Name, Size: total}}}
 	for i, crc := range crcs {
 		file := &out.Files[0]
 		file.CRC32C = crc32c.Join(file.CRC32C, crc, min(size, total-int64(i)*size))
 	}
+
 	if f.Beside != nil {
 		b := f.Beside(out.Files[0].CRC32C)
 		if w.created != nil {
@@ -275,6 +301,7 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 		}
 		out.Files = append(out.Files, storage.File{Name: b.Name, Size: int64(len(b.Data)), CRC32C: crc32c.Checksum(b.Data)})
 	}
+
 	if f.Results != nil {
 		out.Items = f.Results()
 	}

@@ -109,6 +109,7 @@ func (f *Format) current(ctx context.Context, store blob.Store) (map[string]bool
 	if isAbsent(err) {
 		err = nil
 	}
+
 	named := map[string]bool{}
 	if old != nil {
 		for _, name := range old.Files {
@@ -126,6 +127,7 @@ func (f *Format) savesOf(ctx context.Context, store blob.Store, e *Existing) ([]
 	if f.Parse == nil {
 		return []string{"", Remembered(store, f.Records[0])}, nil
 	}
+
 	found, err := f.identified(ctx, store, f.Prefix)
 	var ids []string
 	for _, l := range found {
@@ -133,6 +135,7 @@ func (f *Format) savesOf(ctx context.Context, store blob.Store, e *Existing) ([]
 			ids = append(ids, l.SaveID)
 		}
 	}
+
 	if len(ids) == 0 {
 		ids = []string{""}
 	}
@@ -151,6 +154,7 @@ func (f *Format) list(ctx context.Context, store blob.Store, prefix string) ([]L
 			out = append(out, Leftover{Name: info.Name, Size: info.Size, ModTime: info.ModTime, SaveID: id})
 		}
 	}
+
 	return out, nil
 }
 

@@ -62,18 +62,22 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 	if err != nil {
 		return nil, err
 	}
+
 	locks, err := saveLocks(ctx, store, f.Name)
 	if err != nil {
 		return nil, err
 	}
+
 	temps, tempErr := tempsAt(ctx, store)
 	if len(data) == 0 {
 		return temps, tempErr
 	}
+
 	named, err := f.current(ctx, store)
 	if err != nil {
 		return temps, errors.Join(err, tempErr)
 	}
+
 	var out []Leftover
 	for _, l := range data {
 		if !named[l.Name] {
@@ -82,6 +86,7 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 			out = append(out, l)
 		}
 	}
+
 	if len(out) > 0 && f.Needed != nil {
 		needed, err := f.Needed(ctx, store)
 		if errors.Is(err, storage.ErrVersion) {
@@ -92,6 +97,7 @@ func Leftovers(ctx context.Context, store blob.Store, f *Format) ([]Leftover, er
 		}
 		out = slices.DeleteFunc(out, func(l Leftover) bool { return needed[l.Name] })
 	}
+
 	return append(out, temps...), tempErr
 }
 
@@ -101,11 +107,13 @@ func tempsAt(ctx context.Context, store blob.Store) ([]Leftover, error) {
 	if !ok {
 		return nil, nil
 	}
+
 	temps, err := s.Temps(ctx, "")
 	out := make([]Leftover, len(temps))
 	for i, t := range temps {
 		out[i] = Leftover{Name: t.Name, Size: t.Size, ModTime: t.ModTime, Age: blob.Age(store, t.ModTime), Owner: t.Owner}
 	}
+
 	return out, err
 }
 
@@ -131,16 +139,19 @@ func (l *foundLock) settle(ctx context.Context, store blob.Store) error {
 	if l.note.Record == "" {
 		return nil
 	}
+
 	info, err := store.Stat(ctx, l.note.Record)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	switch {
 	case info.Version != l.note.Base:
 		l.Owner = blob.OwnerDead
 	default:
 		l.Owner, l.uncertain = blob.OwnerUnknown, blob.Age(store, l.ModTime) < settled
 	}
+
 	return nil
 }
 
@@ -168,6 +179,7 @@ func savesOf(ctx context.Context, store blob.Store, all []foundLock, format stri
 		}
 		out = append(out, f)
 	}
+
 	return out, nil
 }
 
@@ -177,15 +189,18 @@ func locksOf(ctx context.Context, store blob.Store) ([]foundLock, error) {
 	if !ok {
 		return nil, nil
 	}
+
 	locks, err := locker.Locks(ctx, "")
 	if err != nil {
 		return nil, err
 	}
+
 	out := make([]foundLock, len(locks))
 	for i, l := range locks {
 		out[i].Lock = l
 		_ = json.Unmarshal(l.Note, &out[i].note) // without a valid note, no replaced files are known
 	}
+
 	return out, nil
 }
 
@@ -207,6 +222,7 @@ func (l *Leftover) own(locks []foundLock) {
 			l.Uncertain = l.Uncertain || f.uncertain
 		}
 	}
+
 	switch {
 	case seen[blob.OwnerAlive]:
 		l.Owner = blob.OwnerAlive
@@ -225,6 +241,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 			return nil, err
 		}
 	}
+
 	var out []Leftover
 	err := Locked(ctx, store, func() error {
 		// A process may die while this function runs. Its lock goes only if it was dead
@@ -234,10 +251,12 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 		if err != nil {
 			return err
 		}
+
 		left, err := Leftovers(ctx, store, f)
 		if err != nil {
 			return err
 		}
+
 		kept := false
 		var errs []error
 		for _, l := range left {
@@ -252,6 +271,7 @@ func Sweep(ctx context.Context, store blob.Store, f *Format, olderThan time.Dura
 				out = append(out, l)
 			}
 		}
+
 		temps, err := sweepTemps(ctx, store, left, olderThan)
 		out = append(out, temps...)
 		if errs = append(errs, err); !kept && errors.Join(errs...) == nil {
@@ -271,9 +291,11 @@ func anyDead(ctx context.Context, store blob.Store, format string) (bool, error)
 	if err != nil || slices.ContainsFunc(locks, isDead) {
 		return err == nil, err
 	}
+
 	if locks, err = readLocks(ctx, store); err != nil || slices.ContainsFunc(locks, isDead) {
 		return err == nil, err
 	}
+
 	temps, err := tempsAt(ctx, store)
 	return slices.ContainsFunc(temps, func(l Leftover) bool { return l.Owner == blob.OwnerDead }), err
 }
@@ -287,15 +309,18 @@ func sweepTemps(ctx context.Context, store blob.Store, left []Leftover, olderTha
 	if !ok {
 		return nil, nil
 	}
+
 	// It is unknown to which save a temporary file belongs, so files of unknown owners stay
 	// while a save is under way.
 	locks, err := saveLocks(ctx, store, "")
 	if err != nil {
 		return nil, err
 	}
+
 	if olderThan < 0 || slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner == blob.OwnerAlive }) {
 		olderThan = 100 * 365 * 24 * time.Hour
 	}
+
 	_, err = s.SweepTemp(ctx, "", olderThan)
 	now, tempErr := s.Temps(ctx, "")
 	left = slices.DeleteFunc(slices.Clone(left), func(l Leftover) bool {
@@ -310,12 +335,14 @@ func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderT
 	if len(locks) == 0 {
 		return nil
 	}
+
 	locker, _ := blob.As[blob.Locker](store) // it has locks
 	var errs []error
 	for _, f := range locks {
 		if l := (Leftover{Owner: f.Owner, Age: blob.Age(store, f.ModTime), Uncertain: f.uncertain}); !l.Removable(olderThan) {
 			continue
 		}
+
 		taken, err := locker.TryLock(ctx, f.Name, nil)
 		if err == nil {
 			err = taken.Release()
@@ -324,5 +351,6 @@ func sweepLocks(ctx context.Context, store blob.Store, locks []foundLock, olderT
 			errs = append(errs, err)
 		}
 	}
+
 	return errors.Join(errs...)
 }

@@ -52,22 +52,27 @@ func reading(ctx context.Context, store blob.Store, now, wait bool) (release fun
 	if !locks || now && !isService(store) && isEmpty(ctx, store) { // a lock would make the folder
 		return func() {}, context.Cause(ctx)
 	}
+
 	prefix := readPrefix
 	if !wait {
 		prefix = referPrefix
 	}
+
 	l, err := newLock(ctx, store, prefix+rand.Text(), note{}, now)
 	if ctx.Err() != nil {
 		return nil, errors.Join(context.Cause(ctx), l.Release())
 	}
+
 	if err != nil {
 		l = nil // this process may not write here, or the disk is full: it can read
 	}
+
 	if now {
 		if err := awaitRemoval(ctx, store, wait); err != nil {
 			return nil, errors.Join(err, l.Release())
 		}
 	}
+
 	return func() {
 		_ = l.Release() // a remaining lock belongs to a dead process soon
 		removeFolder(context.WithoutCancel(ctx), store)
@@ -102,6 +107,7 @@ func awaitRemoval(ctx context.Context, store blob.Store, wait bool) error {
 		case !wait || time.Now().After(end):
 			return fmt.Errorf("%w: %s by process %d on %s", storage.ErrRemoving, store, l.PID, l.Host)
 		}
+
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -87,9 +87,11 @@ func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*
 	if opts != nil {
 		o = *opts
 	}
+
 	if _, err := FinishRemovals(ctx, store, current); err != nil {
 		return Removed{}, err
 	}
+
 	r, err := find(ctx)
 	if err != nil {
 		return Removed{}, err
@@ -97,6 +99,7 @@ func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*
 	if o.SaveID != "" && r.SaveID != o.SaveID {
 		return Removed{}, fmt.Errorf("%w: %s holds save %q and not %q", storage.ErrChanged, store, r.SaveID, o.SaveID)
 	}
+
 	lock, err := newLock(ctx, store, removeLock, note{Removal: r.noted()}, true)
 	if errors.Is(err, blob.ErrLocked) {
 		return Removed{}, fmt.Errorf("%w by another process: %w", storage.ErrRemoving, err)
@@ -104,10 +107,12 @@ func Remove(ctx context.Context, store blob.Store, find func(context.Context) (*
 	if err != nil {
 		return Removed{}, err
 	}
+
 	begun, err := r.begin(ctx, store, lock, &o)
 	if !begun {
 		return Removed{}, errors.Join(err, lock.Release())
 	}
+
 	removed := Removed{}
 	if err == nil {
 		removed = Removed{1, r.Files[0].Size}
@@ -135,6 +140,7 @@ func (r *Removal) noted() *Removal {
 			break
 		}
 	}
+
 	return &out
 }
 
@@ -150,6 +156,7 @@ func (r *Removal) begin(ctx context.Context, store blob.Store, lock *SaveLock, o
 	case !record.matches(info):
 		return false, fmt.Errorf("%w: %s of %s", storage.ErrChanged, record.Name, store)
 	}
+
 	locks, err := locksOf(ctx, store)
 	if err == nil {
 		err = checkReaders(ctx, store, locks)
@@ -166,6 +173,7 @@ func (r *Removal) begin(ctx context.Context, store blob.Store, lock *SaveLock, o
 	if err != nil {
 		return false, err
 	}
+
 	if !r.HasRecord {
 		if err := lock.setBegun(); err != nil {
 			return false, err
@@ -180,6 +188,7 @@ func (r *Removal) begin(ctx context.Context, store blob.Store, lock *SaveLock, o
 func (r *Removal) removeRecord(ctx context.Context, store blob.Store, record RemovedFile) (begun bool, err error) {
 	removing, end := outlive(ctx, recordTime)
 	defer end()
+
 	if record.Version == "" {
 		err = store.Remove(removing, record.Name)
 	} else {
@@ -191,6 +200,7 @@ func (r *Removal) removeRecord(ctx context.Context, store blob.Store, record Rem
 	case errors.Is(err, blob.ErrChanged):
 		return false, fmt.Errorf("%w: %w", storage.ErrChanged, err)
 	}
+
 	if _, statErr := store.Stat(context.WithoutCancel(ctx), record.Name); errors.Is(statErr, fs.ErrNotExist) {
 		return true, nil
 	} else if statErr == nil && !isService(store) && r.HasRecord {
@@ -219,6 +229,7 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 	if err != nil {
 		return nil, err
 	}
+
 	left = slices.DeleteFunc(left, func(l Leftover) bool { return kept[l.Name] })
 	if len(left) == 0 {
 		return nil, nil
@@ -233,6 +244,7 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 		}
 		return left, nil
 	}
+
 	var out []Leftover
 	var errs []error
 	for _, l := range left {
@@ -245,6 +257,7 @@ func (r *Removal) removeRest(ctx context.Context, store blob.Store, kept map[str
 			out = append(out, l)
 		}
 	}
+
 	return out, errors.Join(errs...)
 }
 
@@ -257,12 +270,14 @@ func (r *Removal) left(ctx context.Context, store blob.Store) ([]Leftover, error
 		}
 		have[info.Name] = info
 	}
+
 	var out []Leftover
 	for _, f := range r.Files {
 		if info, ok := have[f.Name]; ok && f.matches(info) {
 			out = append(out, Leftover{Name: f.Name, Size: f.Size, ModTime: info.ModTime, Age: blob.Age(store, info.ModTime), SaveID: r.SaveID, Removed: true})
 		}
 	}
+
 	return out, nil
 }
 
@@ -324,6 +339,7 @@ func (l *foundLock) begun(ctx context.Context, store blob.Store) (bool, error) {
 	if r.Files[0].Name == "" {
 		return false, nil
 	}
+
 	info, err := store.Stat(ctx, r.Files[0].Name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
@@ -339,13 +355,16 @@ func IsRemoved(ctx context.Context, store blob.Store, files []string) (bool, err
 	if err != nil || l == nil {
 		return false, err
 	}
+
 	if begun, err := l.begun(ctx, store); !begun || err != nil {
 		return false, err
 	}
+
 	removed := map[string]RemovedFile{}
 	for _, f := range l.note.Removal.Files {
 		removed[f.Name] = f
 	}
+
 	for _, name := range files {
 		f, ok := removed[name]
 		if !ok {
@@ -356,6 +375,7 @@ func IsRemoved(ctx context.Context, store blob.Store, files []string) (bool, err
 			return false, err
 		}
 	}
+
 	return true, nil
 }
 
@@ -368,6 +388,7 @@ func FinishRemovals(ctx context.Context, store blob.Store, current func(context.
 	if err != nil || found == nil || found.Owner == blob.OwnerAlive {
 		return nil, err
 	}
+
 	lock, err := newLock(ctx, store, removeLock, found.note, true)
 	if lock == nil || err != nil {
 		if errors.Is(err, blob.ErrLocked) {
@@ -375,6 +396,7 @@ func FinishRemovals(ctx context.Context, store blob.Store, current func(context.
 		}
 		return nil, err
 	}
+
 	out, err := finish(ctx, store, found, current)
 	if err != nil {
 		return out, errors.Join(err, lock.leave())
@@ -401,9 +423,11 @@ func RemovalLeftovers(ctx context.Context, store blob.Store) ([]Leftover, error)
 	if err != nil || found == nil {
 		return nil, err
 	}
+
 	if begun, err := found.begun(ctx, store); !begun || err != nil {
 		return nil, err
 	}
+
 	out, err := found.note.Removal.left(ctx, store)
 	for i := range out {
 		out[i].Owner = blob.OwnerDead // FinishRemovals takes over a lock with a dead holder
@@ -411,6 +435,7 @@ func RemovalLeftovers(ctx context.Context, store blob.Store) ([]Leftover, error)
 			out[i].Owner = blob.OwnerAlive
 		}
 	}
+
 	return out, err
 }
 

@@ -85,6 +85,7 @@ func newLock(ctx context.Context, store blob.Store, name string, n note, now boo
 	if !ok {
 		return nil, nil
 	}
+
 	l := &SaveLock{note: n, take: func(ctx context.Context, note []byte) (blob.HeldLock, error) {
 		return locker.TryLock(ctx, name, note)
 	}}
@@ -98,9 +99,11 @@ func newLock(ctx context.Context, store blob.Store, name string, n note, now boo
 		}
 		l.beat = time.Now()
 	}
+
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock() // the timer may fire before it is kept
 	defer l.mu.Unlock()
+
 	l.timer = time.AfterFunc(first, l.tick)
 	return l, nil
 }
@@ -226,8 +229,10 @@ func (l *SaveLock) Replaces(files []string) error {
 	if l == nil || len(files) == 0 {
 		return nil
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.note.Replaced = files
 	if l.lock == nil {
 		return nil
@@ -242,9 +247,11 @@ func (l *SaveLock) LeaveUncertain(ctx context.Context, record, base string) erro
 	if l == nil {
 		return nil
 	}
+
 	lock := l.end()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.lock, l.note.Record, l.note.Base = lock, record, base
 	err := l.write(ctx)
 	l.lock = nil // Release does not remove it
@@ -291,6 +298,7 @@ func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, l := range locks {
 		if l.uncertain {
 			return fmt.Errorf("%s: %w: %s", store, storage.ErrUncertain, l.advice())
@@ -299,6 +307,7 @@ func CheckIdle(ctx context.Context, store blob.Store, format string) error {
 			return fmt.Errorf("%s: save %s is under way (process %d on %s): %w", store, l.saveID, l.PID, l.Host, blob.ErrLocked)
 		}
 	}
+
 	return nil
 }
 
@@ -344,17 +353,21 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 	if _, single := blob.As[*blob.Single](store); single || !isAbsent(err) {
 		return err // the locks in the folder of a single file are not about that file
 	}
+
 	all, lockErr := locksOf(ctx, store)
 	if lockErr != nil {
 		return err
 	}
+
 	locks, lockErr := savesOf(ctx, store, all, "")
 	if under := underWay(store, locks); under != nil {
 		return under
 	}
+
 	if removal := removalOf(all); removal != nil {
 		return removal.explain(store)
 	}
+
 	uncertain := slices.IndexFunc(locks, func(l foundLock) bool { return l.uncertain })
 	switch {
 	case lockErr != nil || len(locks) == 0:
@@ -364,6 +377,7 @@ func Explain(ctx context.Context, store blob.Store, err error) error {
 	case slices.ContainsFunc(locks, func(l foundLock) bool { return l.Owner != blob.OwnerDead }):
 		return fmt.Errorf("%w; a save has left its lock here, and it is unknown whether it is over: 'cairn clean --older-than' removes its files by age", err)
 	}
+
 	return fmt.Errorf("%w; a save did not finish here, and its process has ended: 'cairn clean' removes its files", err)
 }
 
@@ -389,6 +403,7 @@ func Locked(ctx context.Context, store blob.Store, fn func() error) error {
 func waitLock(ctx context.Context, l blob.Locker) blob.HeldLock {
 	wait, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
+
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		lock, err := l.TryLock(ctx, storeLock, nil)
 		if err == nil {
@@ -397,6 +412,7 @@ func waitLock(ctx context.Context, l blob.Locker) blob.HeldLock {
 		if !errors.Is(err, blob.ErrLocked) {
 			return nil
 		}
+
 		select {
 		case <-time.After(pause):
 		case <-wait.Done():

@@ -188,6 +188,7 @@ func Merge(docs []*Document) (*Document, error) {
 	if len(docs) == 1 {
 		return docs[0], nil
 	}
+
 	out := *docs[0]
 	entries := map[string]*merged{}
 	for i, d := range docs {
@@ -200,11 +201,13 @@ func Merge(docs []*Document) (*Document, error) {
 			}
 		}
 	}
+
 	m := *docs[0].Meta
 	m.Entries = make([]meta.Entry, 0, len(entries))
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		m.Entries = append(m.Entries, entries[name].Entry)
 	}
+
 	out.Meta = &m
 	return &out, nil
 }
@@ -226,12 +229,14 @@ func merge(entries map[string]*merged, e *meta.Entry) error {
 		}
 		entries[e.FQN] = have
 	}
+
 	if err := have.agrees(e); err != nil {
 		return err
 	}
 	if e.Tensor == nil {
 		return nil
 	}
+
 	t := have.Tensor
 	for i, c := range e.Tensor.Chunks {
 		k := key(c.Offsets) + key(c.Sizes)
@@ -242,6 +247,7 @@ func merge(entries map[string]*merged, e *meta.Entry) error {
 		t.Chunks = append(t.Chunks, c)
 		t.Locs = append(t.Locs, e.Tensor.Locs[i])
 	}
+
 	return nil
 }
 

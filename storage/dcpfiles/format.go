@@ -115,17 +115,20 @@ func (f *Format) Describe(ctx context.Context, store blob.Store) (*Description, 
 	if err != nil {
 		return nil, err
 	}
+
 	doc := docs[0]
 	if len(docs) > 1 {
 		if doc, err = Merge(docs); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
 		}
 	}
+
 	md := *doc.Meta
 	md.Storage.Version = strings.TrimSpace(f.Version + " " + doc.Version) // older metadata has no version
 	if files[0].Name != MetadataName {
 		md.Storage.WorldSize = len(files) // one of each rank
 	}
+
 	data, err := dataFiles(&md)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, store, err)
@@ -145,10 +148,12 @@ func (f *Format) Existing(ctx context.Context, store blob.Store) (*commit.Existi
 	if err != nil {
 		return nil, err
 	}
+
 	var names []string
 	for _, file := range files {
 		names = append(names, file.Name)
 	}
+
 	seen := map[string]bool{}
 	for _, doc := range docs {
 		for _, loc := range locations(doc.Meta) {
@@ -158,6 +163,7 @@ func (f *Format) Existing(ctx context.Context, store blob.Store) (*commit.Existi
 			}
 		}
 	}
+
 	return &commit.Existing{Files: names, Replaced: names}, nil
 }
 
@@ -168,10 +174,12 @@ func (f *Format) finished(ctx context.Context, store blob.Store) ([]string, erro
 		if err != nil {
 			return nil, err
 		}
+
 		rank, _, ok := f.parse(info.Name)
 		if !ok {
 			continue
 		}
+
 		switch _, err := store.Stat(ctx, f.RankName(rank)); {
 		case err == nil:
 			out = append(out, info.Name)
@@ -179,6 +187,7 @@ func (f *Format) finished(ctx context.Context, store blob.Store) ([]string, erro
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -191,10 +200,12 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*Document, 
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
+
 	names, err := f.ranks(ctx, store)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	ranks := slices.Sorted(maps.Keys(names))
 	var docs []*Document
 	var files []storage.File
@@ -205,6 +216,7 @@ func (f *Format) documents(ctx context.Context, store blob.Store) ([]*Document, 
 		}
 		docs, files = append(docs, doc), append(files, file)
 	}
+
 	return docs, files, f.checkTogether(store, ranks, docs)
 }
 
@@ -218,6 +230,7 @@ func (f *Format) checkTogether(store blob.Store, ranks []int, docs []*Document) 
 				ranks[0], first.Meta.Storage.SaveID, first.Ranks, ranks[i], d.Meta.Storage.SaveID, d.Ranks)
 		}
 	}
+
 	if n := first.Ranks; n > 0 && last >= n {
 		return fmt.Errorf("%w: %s has the metadata of rank %d of a save of %d ranks", storage.ErrIncomplete, store, last, n)
 	}
@@ -233,6 +246,7 @@ func checkRanks(store blob.Store, ranks []int, size int) error {
 			e.Missing = append(e.Missing, r)
 		}
 	}
+
 	if len(e.Missing) > 0 {
 		return e
 	}
@@ -258,6 +272,7 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*Docu
 	if err != nil {
 		return nil, storage.File{}, err
 	}
+
 	doc, err := Decode(ctx, b)
 	if errors.Is(err, errors.ErrUnsupported) {
 		return nil, storage.File{}, fmt.Errorf("%s of %s: %w", name, store, err)
@@ -265,6 +280,7 @@ func (f *Format) read(ctx context.Context, store blob.Store, name string) (*Docu
 	if err != nil {
 		return nil, storage.File{}, &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, err)}
 	}
+
 	if maker := makerOf(doc.Dialect); maker != f.Maker {
 		return nil, storage.File{}, fmt.Errorf("%w: %s of %s is not %s's but %s's", storage.ErrVersion, name, store, f.Maker, maker)
 	}
@@ -286,6 +302,7 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 		if err != nil {
 			return nil, err
 		}
+
 		data = data || f.Data(info.Name)
 		r, ok := f.rank(info.Name)
 		if !ok {
@@ -294,14 +311,17 @@ func (f *Format) ranks(ctx context.Context, store blob.Store) (map[int]string, e
 		if byRank[r] != "" {
 			return nil, fmt.Errorf("%w: %s has %s and %s of one rank", storage.ErrCorrupt, store, byRank[r], info.Name)
 		}
+
 		byRank[r] = info.Name
 	}
+
 	switch {
 	case len(byRank) == 0 && data:
 		return nil, fmt.Errorf("%w: %s has data files, but %w", storage.ErrIncomplete, store, ErrNoMetadata)
 	case len(byRank) == 0:
 		return nil, fmt.Errorf("%w: %s has %w", storage.ErrNotFound, store, ErrNoMetadata)
 	}
+
 	return byRank, nil
 }
 
@@ -316,6 +336,7 @@ func locations(md *meta.Metadata) iter.Seq2[string, *meta.Location] {
 			if e.Tensor == nil {
 				continue
 			}
+
 			for j := range e.Tensor.Locs {
 				if !yield(e.FQN, &e.Tensor.Locs[j]) {
 					return
@@ -338,5 +359,6 @@ func dataFiles(md *meta.Metadata) ([]string, error) {
 		}
 		seen[loc.File] = true
 	}
+
 	return slices.Sorted(maps.Keys(seen)), nil
 }

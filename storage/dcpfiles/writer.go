@@ -101,10 +101,12 @@ func (w *Writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
+
 	located := &meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}
 	if located.Storage.ID == "" {
 		located.Storage.ID = w.e.Place
 	}
+
 	b, err := Encode(&Document{Meta: located, Dialect: w.e.Dialect, Version: w.e.Version, Ranks: w.Ranks()})
 	if err != nil {
 		return err
@@ -130,6 +132,7 @@ func LayValue(it *plan.WriteItem, data storage.Resolver, encode func(it *plan.Wr
 	if err != nil {
 		return commit.Part{}, err
 	}
+
 	part := commit.Part{Length: int64(len(b)), Literal: b}
 	if len(b) > keepValue {
 		part.Literal, part.Tail = nil, marshal

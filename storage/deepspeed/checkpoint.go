@@ -66,11 +66,13 @@ func (c *checkpoint) open(ctx context.Context, names ...string) ([]*torchfile.Fi
 	if err == nil {
 		err = lost.Err()
 	}
+
 	for _, f := range files {
 		if err == nil {
 			err = checkRenamed(f)
 		}
 	}
+
 	return files, err
 }
 
@@ -103,11 +105,13 @@ func (c *checkpoint) addModule() error {
 	if len(c.models) == 0 {
 		return nil
 	}
+
 	if c.stage3 {
 		if err := c.addFrozen(); err != nil {
 			return err
 		}
 	}
+
 	m := c.models[0]
 	tied := map[string]bool{}
 	for _, p := range m.shared {
@@ -115,9 +119,11 @@ func (c *checkpoint) addModule() error {
 			tied[name] = true
 		}
 	}
+
 	if err := c.addShared(); err != nil {
 		return err
 	}
+
 	for _, again := range []bool{false, true} {
 		if err := c.addViews(func(name string) bool { return again || !tied[name] }); err != nil {
 			return err
@@ -126,6 +132,7 @@ func (c *checkpoint) addModule() error {
 			return err
 		}
 	}
+
 	if c.stage3 || c.partial {
 		return nil
 	}
@@ -140,6 +147,7 @@ func (c *checkpoint) addShared() error {
 		if !ok1 || !ok2 {
 			return reading.Damaged(c.models[0].file.Name, "shared_params holds %T for %v; want names", p.Value, p.Key)
 		}
+
 		_, has := c.weights[name]
 		lead, ok := c.weights[first]
 		if has && !ok {
@@ -148,6 +156,7 @@ func (c *checkpoint) addShared() error {
 		if has || !ok {
 			continue
 		}
+
 		if err := c.addWeight(name, c.b.Again(modelPath(name), lead)); err != nil {
 			return err
 		}
@@ -177,27 +186,32 @@ func (c *checkpoint) addViews(want func(name string) bool) error {
 			first[idOf(t)] = name
 		}
 	}
+
 	for _, name := range m.names {
 		t := m.module[name]
 		if _, has := c.weights[name]; has || !want(name) {
 			continue
 		}
+
 		if c.stage3 && t.NumBytes() == 0 && !m.buffers[name] {
 			continue // addMissing finds it
 		}
 		if c.partial && !m.buffers[name] {
 			continue // it is not whole
 		}
+
 		e := meta.Entry{}
 		if lead, ok := first[idOf(t)]; ok {
 			e = c.b.Again(modelPath(name), c.weights[lead])
 		} else {
 			e = c.b.View(modelPath(name), widened(t.DType), "", m.file, t)
 		}
+
 		if err := c.addWeight(name, e); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -211,16 +225,19 @@ func (c *checkpoint) addCopies() error {
 		if !is16(t.DType) && !second {
 			continue
 		}
+
 		path := meta.Path{meta.Key("module"), meta.Key(name)} // of a copy without a name
 		if is16(t.DType) {
 			path = meta.Path{meta.Key("model16"), meta.Key(name)}
 		}
+
 		e := c.b.View(path, t.DType, "", m.file, t)
 		if is16(t.DType) {
 			if err := c.append(e); err != nil {
 				return err
 			}
 		}
+
 		if !second {
 			continue
 		}
@@ -229,12 +246,14 @@ func (c *checkpoint) addCopies() error {
 		}
 		c.copies = append(c.copies, reading.Copy{FQN: w.FQN, Entry: e})
 	}
+
 	alone := 0
 	for _, name := range c.trained {
 		if m.module[name] == nil {
 			alone++
 		}
 	}
+
 	if alone > 0 {
 		c.note("trained weights without a copy in the module's state to compare them with: %d", alone)
 	}
@@ -270,30 +289,36 @@ func (c *checkpoint) addOptions(f *torchfile.File, options []any) error {
 	if len(options) > maxGroups {
 		return reading.Damaged(f.Name, "%d parameter groups", len(options))
 	}
+
 	var groups [][]param
 	if len(c.models) > 0 {
 		groups = c.models[0].groups
 	}
+
 	total := 0
 	for _, g := range options {
 		params, _ := get(g, "params")
 		total += len(listOf(params))
 	}
+
 	named := total == len(groups)
 	if !named {
 		c.note("the optimizer's groups have %d flat tensors, and param_shapes has %d groups: the option params of the groups has numbers instead of names", total, len(groups))
 	}
+
 	out := make([]any, len(options))
 	for i, g := range options {
 		pairs, ok := pairsOf(g)
 		if !ok || len(pairs) > maxOptions {
 			return reading.Damaged(f.Name, "parameter group %d is %T of %d options", i, g, len(pairs))
 		}
+
 		d := &value.Dict{Pairs: slices.Clone(pairs)}
 		for k, p := range d.Pairs {
 			if p.Key != any("params") || !named {
 				continue
 			}
+
 			names := []any{}
 			for range listOf(p.Value) {
 				for _, q := range groups[0] {
@@ -301,10 +326,13 @@ func (c *checkpoint) addOptions(f *torchfile.File, options []any) error {
 				}
 				groups = groups[1:]
 			}
+
 			d.Pairs[k].Value = names
 		}
+
 		out[i] = d
 	}
+
 	return c.b.Add(f, meta.Path{meta.Key("optimizer"), meta.Key("param_groups")}, out)
 }
 
@@ -328,20 +356,24 @@ func (c *checkpoint) addRest(f *torchfile.File, optim any) error {
 			return err
 		}
 	}
+
 	pairs, _ := pairsOf(optim)
 	for _, p := range pairs {
 		name, ok := p.Key.(string)
 		if !ok || p.Value == nil || slices.Contains(flatRecords, name) {
 			continue
 		}
+
 		v := p.Value
 		if o, ok := v.(*value.Object); ok && strings.HasPrefix(o.Module, "deepspeed.") && o.State != nil {
 			v = o.State // of the loss scaler: other formats refuse objects of DeepSpeed's classes
 		}
+
 		if err := c.b.Add(f, meta.Path{meta.Key("deepspeed"), meta.Key(name)}, v); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -361,6 +393,7 @@ func (c *checkpoint) addModelRest(m *modelState) error {
 			client.Pairs = append(client.Pairs, p)
 			continue
 		}
+
 		if p.Value == nil { // the run had none
 			continue
 		}
@@ -368,6 +401,7 @@ func (c *checkpoint) addModelRest(m *modelState) error {
 			return err
 		}
 	}
+
 	if len(client.Pairs) == 0 {
 		return nil
 	}
@@ -379,9 +413,11 @@ func (c *checkpoint) source() (*reading.Source, error) {
 	for _, m := range c.models {
 		c.b.AddFile(m.file)
 	}
+
 	for _, o := range c.ranks {
 		c.b.AddFile(o.file)
 	}
+
 	src := c.b.Source(c.version)
 	st := &src.Metadata.Storage
 	st.WorldSize, st.Notes, st.Writer = c.worldSize, c.notes, "DeepSpeed"
@@ -395,6 +431,7 @@ func (c *checkpoint) source() (*reading.Source, error) {
 			}
 		}
 	}
+
 	src.Copies = c.copies
 	var err error
 	src.Problems, err = c.lost.Note(src.Metadata, c.missing, "")

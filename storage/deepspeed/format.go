@@ -75,6 +75,7 @@ func describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	c := &checkpoint{folder: d, b: torchfile.NewBuilder(store), weights: map[string]meta.Entry{}}
 	if d.universal != nil {
 		err = c.readUniversal(ctx)
@@ -145,6 +146,7 @@ func list(ctx context.Context, store blob.Store) (*folder, error) {
 		}
 		d.add(info.Name)
 	}
+
 	if d.empty() {
 		return nil, fmt.Errorf("%w: %s holds no files of DeepSpeed", storage.ErrNotFound, store)
 	}
@@ -156,6 +158,7 @@ func (d *folder) add(name string) {
 		d.addUniversal(name, rest)
 		return
 	}
+
 	refuse := func(layout string) {
 		if d.refused == "" {
 			d.refused, d.layout = name, layout
@@ -172,6 +175,7 @@ func (d *folder) add(name string) {
 		d.optim[m[1]][number(m[2])] = name
 		return
 	}
+
 	if m := modelFile.FindStringSubmatch(name); m != nil {
 		switch {
 		case m[4] != "" || m[1] != "" && number(m[3]) > 0:
@@ -183,6 +187,7 @@ func (d *folder) add(name string) {
 		}
 		return
 	}
+
 	switch {
 	case pipelineFile.MatchString(name):
 		refuse("pipeline parallel")
@@ -196,13 +201,16 @@ func (d *folder) addUniversal(name, rest string) {
 	if path.Ext(name) != ".pt" {
 		return
 	}
+
 	if d.universal == nil {
 		d.universal = map[string]map[string]string{}
 	}
+
 	if name == universalGroups {
 		d.groups = true
 		return
 	}
+
 	param, state := path.Split(rest)
 	param = strings.TrimSuffix(param, "/")
 	if param == "" {
@@ -229,6 +237,7 @@ func (d *folder) checkLayout() error {
 			}
 		}
 	}
+
 	if name == "" {
 		return nil
 	}

@@ -47,13 +47,16 @@ func parseModel(f *torchfile.File, universal bool) (*modelState, error) {
 	if !ok {
 		return nil, reading.Damaged(f.Name, "it has no record \"module\"")
 	}
+
 	if err := m.check(); err != nil && !universal {
 		return nil, err
 	}
+
 	pairs, ok := pairsOf(module)
 	if !ok && !universal {
 		return nil, unsupported(f.Name, "its module is %T instead of a dict, as in a pipeline parallel checkpoint", module)
 	}
+
 	for _, p := range pairs {
 		name, ok := p.Key.(string)
 		if t, isTensor := p.Value.(*torchsave.Tensor); ok && isTensor {
@@ -61,10 +64,12 @@ func parseModel(f *torchfile.File, universal bool) (*modelState, error) {
 			m.names = append(m.names, name)
 		}
 	}
+
 	slices.Sort(m.names)
 	if err := m.parseParams(universal); err != nil {
 		return nil, err
 	}
+
 	if v, _ := get(f.Root, "buffer_names"); v != nil {
 		for _, name := range listOf(v) {
 			if s, ok := name.(string); ok {
@@ -72,6 +77,7 @@ func parseModel(f *torchfile.File, universal bool) (*modelState, error) {
 			}
 		}
 	}
+
 	if v, _ := get(f.Root, "frozen_param_fragments"); v != nil {
 		pairs, _ := pairsOf(v)
 		for _, p := range pairs {
@@ -83,6 +89,7 @@ func parseModel(f *torchfile.File, universal bool) (*modelState, error) {
 			m.fragments[name] = t
 		}
 	}
+
 	if v, _ := get(f.Root, "shared_params"); v != nil {
 		m.shared, _ = pairsOf(v)
 	}
@@ -111,10 +118,12 @@ func (m *modelState) parseParams(universal bool) error {
 	if shapes == nil {
 		return unsupported(m.file.Name, "it has no param_shapes, so DeepSpeed wrote it without ZeRO, or is too old: open this file by itself, or load it with DeepSpeed and save it again")
 	}
+
 	groups := listOf(shapes)
 	if d, ok := shapes.(*value.Dict); ok { // the form of early versions, for one group
 		groups = []any{d}
 	}
+
 	seen := map[string]bool{}
 	for i, g := range groups {
 		params, err := m.params("param_shapes", g, seen)
@@ -126,13 +135,16 @@ func (m *modelState) parseParams(universal bool) error {
 		}
 		m.groups = append(m.groups, params)
 	}
+
 	if len(seen) == 0 {
 		return reading.Damaged(m.file.Name, "param_shapes has no parameters")
 	}
+
 	frozen, _ := get(m.root, "frozen_param_shapes")
 	if frozen == nil {
 		return nil
 	}
+
 	var err error
 	m.frozen, err = m.params("frozen_param_shapes", frozen, seen)
 	return err
@@ -144,6 +156,7 @@ func (m *modelState) params(key string, v any, seen map[string]bool) ([]param, e
 	if !ok {
 		return nil, reading.Damaged(m.file.Name, "%s holds %T; want dicts of shapes", key, v)
 	}
+
 	out := make([]param, 0, len(pairs))
 	for _, p := range pairs {
 		name, ok1 := p.Key.(string)
@@ -151,6 +164,7 @@ func (m *modelState) params(key string, v any, seen map[string]bool) ([]param, e
 		if !ok1 || !ok2 {
 			return nil, reading.Damaged(m.file.Name, "%s of %v is %T; want a shape", key, p.Key, p.Value)
 		}
+
 		n, err := tensor.NumElements(shape)
 		if err == nil {
 			_, err = tensor.NumBytes(tensor.Float64, shape)
@@ -158,12 +172,15 @@ func (m *modelState) params(key string, v any, seen map[string]bool) ([]param, e
 		if err != nil {
 			return nil, reading.Damaged(m.file.Name, "%s of %q: %w", key, name, err)
 		}
+
 		if seen[name] {
 			return nil, reading.Damaged(m.file.Name, "%q is in %s, and was before", name, key)
 		}
+
 		seen[name] = true
 		out = append(out, param{name, shape, n})
 	}
+
 	return out, nil
 }
 
@@ -202,11 +219,13 @@ func parseOptim(f *torchfile.File) (*optimState, error) {
 	if _, ok := pairsOf(root); !ok {
 		return nil, reading.Damaged(f.Name, "it has no record \"optimizer_state_dict\"")
 	}
+
 	o := &optimState{file: f, root: root}
 	flats, base, err := o.parseStage()
 	if err != nil {
 		return nil, err
 	}
+
 	for i, v := range listOf(flats) {
 		t, ok := v.(*torchsave.Tensor)
 		if !ok || !isFlat(t) {
@@ -214,9 +233,11 @@ func parseOptim(f *torchfile.File) (*optimState, error) {
 		}
 		o.flats = append(o.flats, t)
 	}
+
 	if err := o.parseRanks(); err != nil {
 		return nil, err
 	}
+
 	o.parseStates(base)
 	aligned, _ := get(root, "param_alignment_paddings")
 	mappings, _ := get(root, "param_slice_mappings")
@@ -232,14 +253,17 @@ func (o *optimState) parseStage() (flats, base any, err error) {
 			return nil, nil, unsupported(o.file.Name, "ZeRO stage %v: cairn reads stages 1, 2 and 3", v)
 		}
 	}
+
 	weights, state := "single_partition_of_fp32_groups", "base_optimizer_state"
 	if o.stage == 3 {
 		weights, state = "fp32_flat_groups", "optimizer_state_dict"
 	}
+
 	flats, ok := get(o.root, weights)
 	if !ok {
 		return nil, nil, unsupported(o.file.Name, "it has no record %q: load it with DeepSpeed and save it again", weights)
 	}
+
 	base, _ = get(o.root, state)
 	return flats, base, nil
 }
@@ -251,6 +275,7 @@ func (o *optimState) parseRanks() error {
 	if n, ok := v.(int64); ok {
 		counts = []any{n}
 	}
+
 	for i, c := range counts {
 		n, ok := c.(int64)
 		if !ok || n < 1 || n > math.MaxInt32 {
@@ -261,15 +286,18 @@ func (o *optimState) parseRanks() error {
 		}
 		o.ranks = n
 	}
+
 	if len(counts) == 0 {
 		return unsupported(o.file.Name, "it has no partition_count: load it with DeepSpeed and save it again")
 	}
+
 	groups, _ := get(o.root, "ds_zero_partition_groups")
 	for _, g := range listOf(groups) {
 		if n, ok := get(g, "partition_count"); ok && n != any(o.ranks) {
 			return unsupported(o.file.Name, "an expert parallel checkpoint, whose groups are cut for different numbers of ranks (partition_count %v and %d)", n, o.ranks)
 		}
 	}
+
 	return nil
 }
 
@@ -281,6 +309,7 @@ func (o *optimState) parseStates(base any) {
 		copy(o.states, list)
 		return
 	}
+
 	state, _ := get(base, "state")
 	groups, _ := get(base, "param_groups")
 	o.options = listOf(groups)
@@ -291,6 +320,7 @@ func (o *optimState) parseStates(base any) {
 			byKey[k] = p.Value
 		}
 	}
+
 	for i, k := range o.keys() {
 		o.states[i] = byKey[k]
 	}
@@ -311,9 +341,11 @@ func (o *optimState) keys() []int64 {
 			}
 		}
 	}
+
 	for i := len(out); i < len(o.flats); i++ {
 		out = append(out, int64(i))
 	}
+
 	return out
 }
 
@@ -331,10 +363,12 @@ func (o *optimState) padding(group, k int) (int64, error) {
 	if group >= len(o.aligned) {
 		return 0, nil
 	}
+
 	list := listOf(o.aligned[group])
 	if k >= len(list) {
 		return 0, nil
 	}
+
 	n, ok := list[k].(int64)
 	if !ok || n < 0 {
 		return 0, reading.Damaged(o.file.Name, "param_alignment_paddings of group %d has %v", group, list[k])
@@ -348,6 +382,7 @@ func (o *optimState) agrees(group int, places map[string][2]int64) bool {
 	if group >= len(o.mappings) {
 		return true
 	}
+
 	pairs, ok := pairsOf(o.mappings[group])
 	if !ok {
 		return true
@@ -355,18 +390,21 @@ func (o *optimState) agrees(group int, places map[string][2]int64) bool {
 	if len(pairs) != len(places) {
 		return false
 	}
+
 	for _, p := range pairs {
 		name, _ := p.Key.(string)
 		a, ok := p.Value.(*value.Object)
 		if !ok {
 			return true // another form
 		}
+
 		start, _ := get(a.State, "start")
 		numel, _ := get(a.State, "numel")
 		if want, ok := places[name]; !ok || start != any(want[0]) || numel != any(want[1]) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -383,11 +421,13 @@ func (o *optimState) claim(t *torchsave.Tensor, what string) error {
 	if p.begin == p.end {
 		return nil
 	}
+
 	for _, q := range o.claimed[t.StorageKey] {
 		if p.begin < q.end && q.begin < p.end {
 			return reading.Damaged(o.file.Name, "%s and %s overlap: they are bytes %d to %d and %d to %d", q.what, p.what, q.begin, q.end, p.begin, p.end)
 		}
 	}
+
 	if o.claimed == nil {
 		o.claimed = map[string][]partition{}
 	}

@@ -23,9 +23,11 @@ func (c *checkpoint) readUniversal(ctx context.Context) error {
 	if err := c.openUniversalModels(ctx); err != nil {
 		return err
 	}
+
 	if err := c.checkStates(); err != nil {
 		return err
 	}
+
 	var paths [][2]string // parameter and state
 	var names []string
 	for _, param := range slices.Sorted(maps.Keys(c.universal)) {
@@ -33,15 +35,18 @@ func (c *checkpoint) readUniversal(ctx context.Context) error {
 			paths, names = append(paths, [2]string{param, state}), append(names, c.universal[param][state])
 		}
 	}
+
 	if c.groups {
 		names = append(names, universalGroups)
 	} else {
 		c.lose(universalGroups)
 	}
+
 	files, err := c.open(ctx, names...)
 	if err != nil {
 		return err
 	}
+
 	shapes := map[string]param{}
 	for _, m := range c.models[:min(1, len(c.models))] {
 		for _, g := range m.groups {
@@ -51,11 +56,13 @@ func (c *checkpoint) readUniversal(ctx context.Context) error {
 			}
 		}
 	}
+
 	for i, p := range paths {
 		if err := c.addUniversalState(files[i], p[0], p[1], shapes); err != nil {
 			return err
 		}
 	}
+
 	var groups *torchfile.File
 	if c.groups {
 		groups = files[len(files)-1]
@@ -63,6 +70,7 @@ func (c *checkpoint) readUniversal(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if err := c.addModule(); err != nil {
 		return err
 	}
@@ -83,16 +91,19 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 		c.lose(modelName)
 		return nil
 	}
+
 	names := []string{name}
 	if c.stage3 {
 		for r := 1; r < len(c.model3) && c.model3[r] != ""; r++ {
 			names = append(names, c.model3[r])
 		}
 	}
+
 	files, err := c.open(ctx, names...)
 	if err != nil {
 		return err
 	}
+
 	for _, f := range files {
 		m, err := parseModel(f, true)
 		if err != nil {
@@ -100,6 +111,7 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 		}
 		c.models = append(c.models, m)
 	}
+
 	m := c.models[0]
 	n, _ := m.int("mp_world_size")
 	c.partial = len(c.model) > 1 || c.refused != "" || n > 1
@@ -109,6 +121,7 @@ func (c *checkpoint) openUniversalModels(ctx context.Context) error {
 		}
 		c.worldSize = int(min(max(w, 0), 1<<31))
 	}
+
 	return nil
 }
 
@@ -120,9 +133,11 @@ func (c *checkpoint) checkStates() error {
 			return incomplete(zeroDir+name+"/"+weightState+".pt", "it has the weight")
 		}
 	}
+
 	if len(c.models) == 0 || c.partial {
 		return nil
 	}
+
 	all := map[string]bool{weightState: true}
 	for _, g := range c.models[0].groups {
 		for _, p := range g {
@@ -131,9 +146,11 @@ func (c *checkpoint) checkStates() error {
 			}
 		}
 	}
+
 	if len(all) > maxStates {
 		return reading.Damaged(zeroDir, "parameters have %d states", len(all))
 	}
+
 	states := slices.Sorted(maps.Keys(all))
 	for _, g := range c.models[0].groups {
 		for _, p := range g {
@@ -144,6 +161,7 @@ func (c *checkpoint) checkStates() error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -155,6 +173,7 @@ func (c *checkpoint) addUniversalState(f *torchfile.File, name, state string, sh
 		v = in
 	}
 	c.b.AddFile(f)
+
 	t, ok := v.(*torchsave.Tensor)
 	if state != weightState && (!ok || len(t.Shape) == 0 || state == "step") {
 		return c.addScalarOf(f, name, state, v)
@@ -165,13 +184,16 @@ func (c *checkpoint) addUniversalState(f *torchfile.File, name, state string, sh
 	if state == weightState && len(c.models) > 0 && c.models[0].buffers[name] && c.models[0].module[name] != nil {
 		return nil // the model file has it in its own dtype
 	}
+
 	if first := c.tiedTo(name); state == weightState && c.universal[first][weightState] != "" {
 		return nil // the module's copy, in the precision of training, of a tied weight
 	}
+
 	path, dtype := statePath(name, state), t.DType
 	if state == weightState {
 		path, dtype = modelPath(name), widened(t.DType)
 	}
+
 	e, err := c.universalTensor(path, dtype, f, t, shapes[name], v == f.Root)
 	if err != nil {
 		return err
@@ -190,6 +212,7 @@ func (c *checkpoint) tiedTo(name string) string {
 		for _, n := range c.trained {
 			trained[n] = true
 		}
+
 		for _, m := range c.models[:min(1, len(c.models))] {
 			for _, p := range m.shared {
 				other, ok1 := p.Key.(string)
@@ -212,6 +235,7 @@ func (c *checkpoint) universalTensor(path meta.Path, dtype tensor.DType, f *torc
 	if p.name == "" || c.partial {
 		return meta.Entry{}, unsupported(f.Name, "it holds a flat tensor, and no model file has its shape: keep the model files beside the folder %s", zeroDir)
 	}
+
 	if slices.Equal(t.Shape, p.shape) {
 		return c.b.View(path, dtype, "", f, t), nil
 	}
@@ -228,10 +252,12 @@ func (c *checkpoint) addUniversalGroups(f *torchfile.File) error {
 	if err := c.addOptions(f, listOf(options)); err != nil {
 		return err
 	}
+
 	state, _ := get(f.Root, "optimizer_state_dict")
 	if state == nil || len(c.models) == 0 {
 		return nil
 	}
+
 	groups := c.models[0].groups
 	o := &optimState{file: f, flats: make([]*torchsave.Tensor, len(groups))}
 	o.parseStates(state)
@@ -240,6 +266,7 @@ func (c *checkpoint) addUniversalGroups(f *torchfile.File) error {
 		if !ok {
 			continue
 		}
+
 		for _, p := range g {
 			if c.universal[p.name]["step"] != "" {
 				continue
@@ -249,5 +276,6 @@ func (c *checkpoint) addUniversalGroups(f *torchfile.File) error {
 			}
 		}
 	}
+
 	return nil
 }

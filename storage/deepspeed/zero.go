@@ -21,16 +21,19 @@ func (c *checkpoint) readZeRO(ctx context.Context) error {
 	if err := c.checkLayout(); err != nil {
 		return err
 	}
+
 	first, err := c.openFirst(ctx)
 	if err != nil {
 		return err
 	}
+
 	if err := c.openRanks(ctx, first); err != nil {
 		return err
 	}
 	if err := c.readFlats(); err != nil {
 		return err
 	}
+
 	c.stage3 = c.ranks[0].stage == 3
 	c.version = fmt.Sprintf("deepspeed ZeRO %d", c.ranks[0].stage)
 	c.worldSize = len(c.ranks)
@@ -48,6 +51,7 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 			prefixes = append(prefixes, p)
 		}
 	}
+
 	switch {
 	case len(prefixes) > 1:
 		return "", reading.Damaged(c.optim[prefixes[0]][0], "%s is there, too, so files of two saves are mixed: remove those of the older save", c.optim[prefixes[1]][0])
@@ -56,29 +60,36 @@ func (c *checkpoint) openFirst(ctx context.Context) (prefix string, err error) {
 	default:
 		return "", c.withoutOptim(ctx)
 	}
+
 	f, err := c.open(ctx, c.optim[prefix][0])
 	if err != nil {
 		return "", err
 	}
+
 	o, err := parseOptim(f[0])
 	if err != nil {
 		return "", err
 	}
+
 	c.ranks = []*optimState{o}
 	name, other := modelName, c.model3
 	if o.stage == 3 {
 		name, other = modelName3, c.model
 	}
+
 	if !c.has(name) {
 		return "", incomplete(name, "it has the names and shapes of the parameters")
 	}
+
 	if len(other) > 0 {
 		c.note("model files of another stage of ZeRO than the optimizer files were ignored, because they are left over from another save: %d", len(other))
 	}
+
 	m, err := c.openModel(ctx, name)
 	if err != nil {
 		return "", err
 	}
+
 	c.models = []*modelState{m}
 	return prefix, nil
 }
@@ -89,6 +100,7 @@ func (c *checkpoint) withoutOptim(ctx context.Context) error {
 	for _, p := range slices.Sorted(maps.Keys(c.optim)) {
 		return incomplete(p+"zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
 	}
+
 	for _, name := range []string{modelName, modelName3} {
 		if c.has(name) {
 			if _, err := c.openModel(ctx, name); err != nil {
@@ -96,6 +108,7 @@ func (c *checkpoint) withoutOptim(ctx context.Context) error {
 			}
 		}
 	}
+
 	return incomplete("zero_pp_rank_0_mp_rank_00_optim_states.pt", text)
 }
 
@@ -120,6 +133,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 	if w, ok := m.int("dp_world_size"); ok && w != o.ranks {
 		return reading.Damaged(m.file.Name, "it is from a save of %d ranks, and %s from one of %d: the files of two saves are mixed", w, o.file.Name, n)
 	}
+
 	var names []string
 	for r := 1; r < n; r++ {
 		name := c.optim[prefix][r]
@@ -128,6 +142,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 		}
 		names = append(names, name)
 	}
+
 	c.noteLeftovers(prefix, n)
 	optims := len(names)
 	if o.stage == 3 {
@@ -143,10 +158,12 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 			c.note("model files that are missing and were not needed: %d of %d", k, n)
 		}
 	}
+
 	files, err := c.open(ctx, names...)
 	if err != nil {
 		return err
 	}
+
 	for i, f := range files {
 		if i < optims {
 			err = c.addRank(f)
@@ -157,6 +174,7 @@ func (c *checkpoint) openRanks(ctx context.Context, prefix string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -170,11 +188,13 @@ func (c *checkpoint) noteLeftovers(prefix string, n int) {
 			}
 		}
 	}
+
 	for r, name := range c.model3 {
 		if r >= n && c.ranks[0].stage == 3 {
 			left = append(left, name)
 		}
 	}
+
 	if len(left) > 0 {
 		slices.Sort(left)
 		c.note("%d ranks have written the checkpoint; files of other ranks, which are left over from another save, were ignored: %s", n, shown(left))
@@ -187,11 +207,13 @@ func (c *checkpoint) addRank(f *torchfile.File) error {
 	if err != nil {
 		return err
 	}
+
 	first := c.ranks[0]
 	if o.stage != first.stage || o.ranks != first.ranks || len(o.flats) != len(first.flats) {
 		return reading.Damaged(f.Name, "it is of ZeRO stage %d, %d ranks and %d groups, and %s of stage %d, %d ranks and %d groups: the files of two saves are mixed",
 			o.stage, o.ranks, len(o.flats), first.file.Name, first.stage, first.ranks, len(first.flats))
 	}
+
 	c.ranks = append(c.ranks, o)
 	return nil
 }
@@ -202,10 +224,12 @@ func (c *checkpoint) addModel(f *torchfile.File) error {
 	if err != nil {
 		return err
 	}
+
 	a, _ := c.models[0].int("global_steps")
 	if b, _ := m.int("global_steps"); a != b {
 		return reading.Damaged(f.Name, "it is of step %d, and %s of step %d: the files of two saves are mixed", b, c.models[0].file.Name, a)
 	}
+
 	c.models = append(c.models, m)
 	return nil
 }
@@ -265,12 +289,14 @@ func (c *checkpoint) readFlats() error {
 	if len(m.groups) != len(first.flats) {
 		return reading.Damaged(first.file.Name, "it has %d groups, and param_shapes of %s has %d", len(first.flats), m.file.Name, len(m.groups))
 	}
+
 	disagree := 0
 	for i, params := range m.groups {
 		lay := c.layFlat
 		if first.stage == 3 {
 			lay = c.layPieces
 		}
+
 		g, err := lay(i, params)
 		if err == nil {
 			err = c.checkFlats(i, g)
@@ -278,13 +304,16 @@ func (c *checkpoint) readFlats() error {
 		if err != nil {
 			return err
 		}
+
 		if first.stage < 3 {
 			disagree += c.disagreeing(i, g)
 		}
+
 		if err := c.addGroup(i, g); err != nil {
 			return err
 		}
 	}
+
 	if disagree > 0 {
 		c.note("param_slice_mappings of %d groups in optimizer files contradict param_shapes, as they do if round_robin_gradients is set: the weights are read by param_shapes, which is right; ds_to_universal would exchange parameters", disagree)
 	}
@@ -307,10 +336,12 @@ func (c *checkpoint) layFlat(i int, params []param) (*group, error) {
 		starts[k], last = used, pad
 		used += p.elements
 	}
+
 	piece, err := c.piece(i, used, last)
 	if err != nil {
 		return nil, err
 	}
+
 	g := &group{params: make([]placed, len(params)), piece: piece, slack: last + 2*int64(len(c.ranks)), need: make([]int64, len(c.ranks))}
 	for k, p := range params {
 		g.params[k] = placed{param: p, group: i}
@@ -324,10 +355,12 @@ func (c *checkpoint) layFlat(i int, params []param) (*group, error) {
 			g.need[r] = max(g.need[r], hi-r*piece)
 			at = hi
 		}
+
 		if p.elements == 0 {
 			g.params[k].whole()
 		}
 	}
+
 	return g, nil
 }
 
@@ -341,9 +374,11 @@ func (c *checkpoint) piece(i int, used, last int64) (int64, error) {
 	for _, o := range c.ranks {
 		longest = max(longest, o.flats[i].Shape[0])
 	}
+
 	if longest <= piece {
 		return max(1, piece), nil
 	}
+
 	// An alignment that is larger: then the pieces are as long as the longest one.
 	if longest*n-used > last+2*n {
 		return 0, reading.Damaged(c.ranks[0].file.Name, "group %d has %d elements on %d ranks, and its parameters in %s take %d", i, longest*n, n, c.models[0].file.Name, used)
@@ -362,9 +397,11 @@ func (c *checkpoint) layPieces(i int, params []param) (*group, error) {
 		if p.elements%n > 0 {
 			part++
 		}
+
 		if g.piece > math.MaxInt64/16-part {
 			return nil, reading.Damaged(c.models[0].file.Name, "sub group %d has too many elements", i)
 		}
+
 		for r := range n {
 			if lo, hi := r*part, min(p.elements, (r+1)*part); lo < hi {
 				if err := g.params[k].add(int(r), g.piece, lo, hi); err != nil {
@@ -372,14 +409,17 @@ func (c *checkpoint) layPieces(i int, params []param) (*group, error) {
 				}
 			}
 		}
+
 		if p.elements == 0 {
 			g.params[k].whole()
 		}
 		g.piece += part
 	}
+
 	for r := range g.need {
 		g.need[r] = g.piece
 	}
+
 	return g, nil
 }
 
@@ -404,6 +444,7 @@ func (c *checkpoint) disagreeing(i int, g *group) int {
 	for r := range places {
 		places[r] = map[string][2]int64{}
 	}
+
 	for k := range g.params {
 		p := &g.params[k]
 		for j, b := range p.boxes {
@@ -415,12 +456,14 @@ func (c *checkpoint) disagreeing(i int, g *group) int {
 			}
 		}
 	}
+
 	n := 0
 	for r, o := range c.ranks {
 		if !o.agrees(i, places[r]) {
 			n++
 		}
 	}
+
 	return n
 }
 
@@ -434,10 +477,12 @@ func (c *checkpoint) addGroup(i int, g *group) error {
 			return err
 		}
 	}
+
 	states, err := c.ranks[0].state(i)
 	if err != nil || len(g.params) == 0 {
 		return err
 	}
+
 	for _, s := range states {
 		name, ok := s.Key.(string)
 		if !ok {
@@ -447,6 +492,7 @@ func (c *checkpoint) addGroup(i int, g *group) error {
 			return err
 		}
 	}
+
 	if _, ok := get(c.ranks[0].states[i], "step"); !ok {
 		return c.addGroupStep(i, g)
 	}
@@ -467,17 +513,20 @@ func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 		}
 		return c.addScalar(c.ranks[0].file, g.params, name, v)
 	}
+
 	flats := make([]*torchsave.Tensor, len(c.ranks))
 	for r, o := range c.ranks {
 		states, err := o.state(i)
 		if err != nil {
 			return err
 		}
+
 		for _, s := range states {
 			if s.Key == any(name) {
 				flats[r], _ = s.Value.(*torchsave.Tensor)
 			}
 		}
+
 		if flats[r] == nil {
 			return reading.Damaged(o.file.Name, "group %d has no state %q, which it has on rank 0", i, name)
 		}
@@ -485,11 +534,13 @@ func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 			return c.addUncut(i, name)
 		}
 	}
+
 	for r, o := range c.ranks {
 		if err := o.claim(flats[r], fmt.Sprintf("the state %q of group %d", name, i)); err != nil {
 			return err
 		}
 	}
+
 	for k := range g.params {
 		p := &g.params[k]
 		parts := p.parts(func(r int) (*torchfile.File, *torchsave.Tensor) { return c.ranks[r].file, flats[r] })
@@ -497,6 +548,7 @@ func (c *checkpoint) addState(i int, g *group, name string, v any) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -509,6 +561,7 @@ func (c *checkpoint) addUncut(i int, name string) error {
 		if err != nil {
 			return err
 		}
+
 		for _, s := range states {
 			if s.Key == any(name) {
 				if err := c.b.Add(o.file, meta.Path{meta.Key("deepspeed"), meta.Key("states"), meta.Pos(i), meta.Pos(r), meta.Key(name)}, s.Value); err != nil {
@@ -517,6 +570,7 @@ func (c *checkpoint) addUncut(i int, name string) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -548,6 +602,7 @@ func (c *checkpoint) addScalarOf(f *torchfile.File, param, state string, v any) 
 			return c.append(c.b.Constant(at, tensor.Float32, f, v))
 		}
 	}
+
 	if err := c.room(1); err != nil {
 		return err
 	}
@@ -561,6 +616,7 @@ func (c *checkpoint) addGroupStep(i int, g *group) error {
 	if pairs, _ := pairsOf(o.states[i]); len(pairs) == 0 {
 		return nil
 	}
+
 	step := func(o *optimState) any {
 		v, ok := get(o.root, "base_optimizer_state_step")
 		if option := c.optionsOf(o.options, i); !ok && option != nil {
@@ -572,6 +628,7 @@ func (c *checkpoint) addGroupStep(i int, g *group) error {
 	if !isInt {
 		return nil
 	}
+
 	if err := c.compareSteps(i, g.params[0].name, n, step); err != nil {
 		return err
 	}
@@ -589,6 +646,7 @@ func (c *checkpoint) compareSteps(i int, param string, v any, step func(o *optim
 	if isTensor && c.compared || !isTensor && !isInt && !isFloat {
 		return nil
 	}
+
 	c.compared = c.compared || isTensor
 	for _, o := range c.ranks[1:] {
 		w := step(o)
@@ -600,6 +658,7 @@ func (c *checkpoint) compareSteps(i int, param string, v any, step func(o *optim
 			return reading.Damaged(o.file.Name, "its group %d is of step %v, and on rank 0 of step %v: the files of two saves are mixed", i, w, v)
 		}
 	}
+
 	return nil
 }
 
@@ -625,6 +684,7 @@ func (c *checkpoint) addFrozen() error {
 		if p.elements%n > 0 {
 			part++
 		}
+
 		var dtype tensor.DType
 		for r := range n {
 			m := c.models[r]
@@ -633,6 +693,7 @@ func (c *checkpoint) addFrozen() error {
 			if t == nil || !isFlat(t) || t.Shape[0] < hi-lo {
 				return reading.Damaged(m.file.Name, "it has no piece of %q, of %d elements", p.name, max(0, hi-lo))
 			}
+
 			dtype = cmp.Or(dtype, t.DType)
 			if lo < hi {
 				if err := q.add(int(r), 0, lo, hi); err != nil {
@@ -640,9 +701,11 @@ func (c *checkpoint) addFrozen() error {
 				}
 			}
 		}
+
 		if p.elements == 0 {
 			q.whole()
 		}
+
 		parts := q.parts(func(r int) (*torchfile.File, *torchsave.Tensor) {
 			return c.models[r].file, c.models[r].fragments[p.name]
 		})
@@ -650,6 +713,7 @@ func (c *checkpoint) addFrozen() error {
 			return err
 		}
 	}
+
 	return nil
 }
 

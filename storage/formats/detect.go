@@ -109,6 +109,7 @@ func (l *listing) checkOthers(ctx context.Context, store blob.Store, format stri
 	if own != nil {
 		l.root, l.below = slices.DeleteFunc(l.root, own), slices.DeleteFunc(l.below, own)
 	}
+
 	found, err := l.others(ctx, store)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
@@ -116,6 +117,7 @@ func (l *listing) checkOthers(ctx context.Context, store blob.Store, format stri
 	case err != nil || found == "" || found == format:
 		return found == "" && l.whole, err
 	}
+
 	return false, &storage.OtherFormatError{Where: store.String(), Found: found, Format: format}
 }
 
@@ -133,6 +135,7 @@ func (l *listing) others(ctx context.Context, store blob.Store) (string, error) 
 	case slices.Contains(l.root, metadata):
 		return dialect(ctx, store, metadata)
 	}
+
 	name, err := l.format(ctx, store)
 	if name == Torch && l.auxiliary() {
 		return "", err
@@ -208,6 +211,7 @@ func listNames(ctx context.Context, store blob.Store) (*listing, error) {
 		}
 		l.add(info.Name)
 	}
+
 	return l, nil
 }
 
@@ -233,6 +237,7 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			return "", err
 		}
 	}
+
 	several := (len(names)+len(l.below) > 1 || l.deeper) && !slices.Contains(names, "pytorch_model.bin")
 	for _, r := range rules {
 		found := slices.ContainsFunc(names, func(name string) bool {
@@ -257,19 +262,23 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 				continue
 			}
 		}
+
 		return r.format, nil
 	}
+
 	if several {
 		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
 			return "", err
 		}
 	}
+
 	if len(names) == 1 {
 		return byContent(ctx, store, names[0])
 	}
 	if ok, err := torchfile.IsRanked(ctx, store, names); ok || err != nil {
 		return TorchRanked, err
 	}
+
 	if slices.ContainsFunc(names, isTorchFile) {
 		if _, err := torchfile.Find(ctx, store); err != nil {
 			return "", err
@@ -293,6 +302,7 @@ func otherKind(ctx context.Context, store blob.Store, name string) error {
 		return err
 	}
 	defer r.Close()
+
 	kind, err := storage.OtherKind(ctx, r)
 	if err == nil && kind != "" {
 		err = fmt.Errorf("%w: %s is %s", storage.ErrNotFound, name, kind)
@@ -306,6 +316,7 @@ func byContent(ctx context.Context, store blob.Store, name string) (string, erro
 	if err != nil {
 		return "", err
 	}
+
 	switch {
 	case bytes.HasPrefix(head, []byte("PK\x03\x04")), bytes.HasPrefix(head, []byte{0x80, 0x02}):
 		return Torch, nil
@@ -314,6 +325,7 @@ func byContent(ctx context.Context, store blob.Store, name string) (string, erro
 	case isTorchFile(name):
 		return Torch, nil // the error of opening it is clearer
 	}
+
 	return "", nil
 }
 
@@ -366,6 +378,7 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 			}
 		}
 	}
+
 	return nil
 }
 

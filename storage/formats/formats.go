@@ -155,6 +155,7 @@ func open(ctx context.Context, store blob.Store, o *Options) (c storage.Checkpoi
 	if o != nil {
 		record.Segments = o.Segments
 	}
+
 	c, err = record.OpenRecord(ctx, store)
 	if !errors.Is(err, storage.ErrNotFound) {
 		if r, ok := c.(*reading.Checkpoint); ok {
@@ -162,14 +163,17 @@ func open(ctx context.Context, store blob.Store, o *Options) (c storage.Checkpoi
 		}
 		return c, store, Native, err
 	}
+
 	at, format, err = locateAgain(ctx, store)
 	if err != nil {
 		return nil, at, format, err
 	}
+
 	f, err := ByName(format, o)
 	if err != nil {
 		return nil, at, format, err
 	}
+
 	if c, err = f.Open(ctx, at); err != nil {
 		return nil, at, format, notRemains(ctx, at, format, err)
 	}
@@ -234,6 +238,7 @@ func ForConversion(name string, o Options, w storage.WriteOptions, ranks int, by
 	if o.File != "" {
 		return o, w
 	}
+
 	if o.MaxFileBytes == 0 && o.Shards == 0 {
 		o.MaxFileBytes = shardBytes
 	}
@@ -303,12 +308,14 @@ func union(first []commit.Leftover, err error, find func(*commit.Format) ([]comm
 	for _, l := range first {
 		seen[l.Name] = true
 	}
+
 	for _, f := range swept() {
 		left, err := find(f)
 		if err != nil && !said[err.Error()] { // all formats look at the same folder
 			said[err.Error()] = true
 			errs = append(errs, err)
 		}
+
 		for _, l := range left {
 			if !seen[l.Name] {
 				seen[l.Name] = true
@@ -316,6 +323,7 @@ func union(first []commit.Leftover, err error, find func(*commit.Format) ([]comm
 			}
 		}
 	}
+
 	return out, errors.Join(errs...)
 }
 

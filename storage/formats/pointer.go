@@ -62,6 +62,7 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 		}
 		return store, format, err // a pointer by itself is not the folder of a run
 	}
+
 	at, name, pointErr := pointed(ctx, store)
 	switch {
 	case pointErr != nil:
@@ -69,9 +70,11 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	case at == nil:
 		return store, format, err
 	}
+
 	if format, err = Detect(ctx, at); err != nil {
 		return store, "", fmt.Errorf("%s names %s: %w", name, at, err)
 	}
+
 	if format == Native {
 		at = native.Whole(ctx, at)
 	}
@@ -92,10 +95,12 @@ func pointed(ctx context.Context, store blob.Store) (blob.Store, string, error) 
 		if err != nil {
 			return nil, "", err
 		}
+
 		dir := p.folder(strings.TrimSpace(string(b)))
 		if dir == "" {
 			return nil, "", fmt.Errorf("%w: %s of %s has the text %.100q, which names no folder", storage.ErrNotFound, p.file, store, b)
 		}
+
 		at, err := blob.NewSub(store, dir)
 		return at, p.file, err
 	}

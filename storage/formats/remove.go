@@ -56,6 +56,7 @@ func Remove(ctx context.Context, store blob.Store, opts *commit.RemoveOptions) (
 	if opts != nil {
 		o = *opts
 	}
+
 	check := o.Check
 	o.Check = func(ctx context.Context) error {
 		if err := native.CheckUnreferred(ctx, store); err != nil {
@@ -128,11 +129,13 @@ func removal(ctx context.Context, store blob.Store) (*commit.Removal, error) {
 		}
 		all[info.Name] = info
 	}
+
 	c, format, err := openAt(ctx, store)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
+
 	r := &commit.Removal{Format: format, SaveID: c.Storage().SaveID}
 	files := filesOf(format, c, all)
 	if _, ok := all[configFile]; ok && format == Native {
@@ -141,13 +144,16 @@ func removal(ctx context.Context, store blob.Store) (*commit.Removal, error) {
 			files[configFile] = true
 		}
 	}
+
 	for name := range files {
 		info := all[name]
 		r.Files = append(r.Files, commit.RemovedFile{Name: name, Size: info.Size, Version: info.Version})
 	}
+
 	if len(r.Files) == 0 {
 		return nil, fmt.Errorf("%w: the files of %s were removed meanwhile", storage.ErrNotFound, store)
 	}
+
 	slices.SortFunc(r.Files, func(a, b commit.RemovedFile) int {
 		return cmp.Or(cmp.Compare(rank(format, a.Name), rank(format, b.Name)), strings.Compare(a.Name, b.Name))
 	})
@@ -163,6 +169,7 @@ func filesOf(format string, c storage.Checkpoint, all map[string]blob.Info) map[
 			out[name] = true
 		}
 	}
+
 	// The metadata of a rank does not name the copies of values that other ranks hold too.
 	ranks := (format == TorchDCP || format == Hyper) && !hasRecord(format, c)
 	for name := range all {
@@ -170,6 +177,7 @@ func filesOf(format string, c storage.Checkpoint, all map[string]blob.Info) map[
 			out[name] = true
 		}
 	}
+
 	return out
 }
 
@@ -200,6 +208,7 @@ func rank(format, name string) int {
 	case !holds:
 		return 2
 	}
+
 	return 3
 }
 
@@ -209,10 +218,12 @@ func checkRemains(ctx context.Context, store blob.Store, format string, c storag
 	if _, single := store.(*blob.Single); single || hasRecord(format, c) {
 		return nil // a removal removes the record first
 	}
+
 	var files []string
 	for _, f := range c.Files() {
 		files = append(files, f.Name)
 	}
+
 	if removed, err := commit.IsRemoved(ctx, store, files); removed && err == nil {
 		return commit.Explain(ctx, store, storage.ErrNotFound)
 	}
@@ -226,6 +237,7 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 	if _, single := store.(*blob.Single); single || ctx.Err() != nil {
 		return err
 	}
+
 	var files []string
 	for info, listErr := range store.List(ctx, "") {
 		if listErr != nil {
@@ -235,6 +247,7 @@ func notRemains(ctx context.Context, store blob.Store, format string, err error)
 			files = append(files, info.Name)
 		}
 	}
+
 	if removed, lockErr := commit.IsRemoved(ctx, store, files); removed && lockErr == nil {
 		return commit.Explain(ctx, store, storage.ErrNotFound)
 	}
@@ -257,6 +270,7 @@ func current(ctx context.Context, store blob.Store) (map[string]bool, error) {
 		return nil, err
 	}
 	defer c.Close()
+
 	out := map[string]bool{}
 	if at.String() == store.String() { // the store of a checkpoint that refers to others is another one
 		for _, name := range storage.StoredFiles(c) {

@@ -60,12 +60,14 @@ func readFiles(ctx context.Context, store blob.Store, names []string) ([]*dataFi
 	if err != nil {
 		return nil, nil, err
 	}
+
 	l := reading.LostFiles{}
 	for i, err := range bad {
 		if err != nil {
 			l[names[i]] = err
 		}
 	}
+
 	return slices.DeleteFunc(out, func(f *dataFile) bool { return f == nil }), l, nil
 }
 
@@ -79,6 +81,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 		return nil, err
 	}
 	defer r.Close()
+
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
 	if errors.Is(err, safetensors.ErrHeader) {
 		kind, kindErr := storage.OtherKind(ctx, r)
@@ -95,6 +98,7 @@ func readFile(ctx context.Context, store blob.Store, name string) (*dataFile, er
 	if err != nil {
 		return nil, err
 	}
+
 	f := &dataFile{name: name, size: r.Size(), header: h}
 	if text, ok := h.Metadata[keySharding]; ok {
 		if f.sharding, err = decodeSharding(text); err != nil {
@@ -126,6 +130,7 @@ func (f *dataFile) boxOf(e *safetensors.Entry) (tensor.Box, error) {
 	if f.sharding == nil {
 		return tensor.Whole(e.Shape), nil
 	}
+
 	info, ok := f.sharding[e.Name]
 	if !ok {
 		return tensor.Box{}, fmt.Errorf("%s has no offsets of %q", keySharding, e.Name)
@@ -133,11 +138,13 @@ func (f *dataFile) boxOf(e *safetensors.Entry) (tensor.Box, error) {
 	if len(info.Offsets) != len(e.Shape) {
 		return tensor.Box{}, fmt.Errorf("%q has %d offsets and %d dimensions", e.Name, len(info.Offsets), len(e.Shape))
 	}
+
 	for d, o := range info.Offsets {
 		if o < 0 || o > math.MaxInt64-e.Shape[d] {
 			return tensor.Box{}, fmt.Errorf("%q of shape %v lies at %v", e.Name, e.Shape, info.Offsets)
 		}
 	}
+
 	return tensor.Box{Offsets: append([]int64{}, info.Offsets...), Sizes: e.Shape}, nil
 }
 
@@ -172,16 +179,19 @@ func savesOf(files []*dataFile) (of []saved, same bool, err error) {
 		if seen[text] {
 			continue
 		}
+
 		seen[text] = true
 		if !ok {
 			continue
 		}
+
 		var s saved
 		if err := json.Unmarshal([]byte(text), &s); err != nil {
 			return nil, false, fmt.Errorf("%w: %s: %s: %w", storage.ErrCorrupt, f.name, keySave, err)
 		}
 		of = append(of, s)
 	}
+
 	return of, len(seen) <= 1, nil
 }
 
@@ -195,9 +205,11 @@ func tags(files []*dataFile) map[string]string {
 		}
 		maps.DeleteFunc(out, func(k, v string) bool { return f.header.Metadata[k] != v })
 	}
+
 	for _, k := range keysOfReaders {
 		delete(out, k)
 	}
+
 	if out[keyFormat] == "pt" { // nearly every file has this
 		delete(out, keyFormat)
 	}
@@ -229,10 +241,12 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 	if *m != nil {
 		return errors.New("weight_map comes twice")
 	}
+
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return fmt.Errorf("weight_map is not an object: %w", err)
 	}
+
 	*m = weightMap{}
 	files := map[string]string{} // each name once
 	for d.More() {
@@ -240,23 +254,28 @@ func (m *weightMap) UnmarshalJSON(b []byte) error {
 		if err != nil {
 			return err
 		}
+
 		value, err := d.Token()
 		if err != nil {
 			return err
 		}
+
 		name, _ := key.(string) // keys always are
 		file, ok := value.(string)
 		if !ok {
 			return fmt.Errorf("weight_map names %v as the file of %q", value, name)
 		}
+
 		if _, twice := (*m)[name]; twice {
 			return fmt.Errorf("weight_map names %q twice", name)
 		}
+
 		if _, ok := files[file]; !ok {
 			files[file] = file
 		}
 		(*m)[name] = files[file]
 	}
+
 	return nil
 }
 
@@ -266,6 +285,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (weightMap, e
 	if err != nil && !errors.Is(err, blob.ErrTooLarge) {
 		return nil, err
 	}
+
 	var m weightMap
 	if err == nil {
 		m, err = DecodeIndex(b)
@@ -281,6 +301,7 @@ func DecodeIndex(b []byte) (map[string]string, error) {
 	if !utf8.Valid(b) {
 		return nil, errors.New("it is not UTF-8")
 	}
+
 	var doc struct {
 		WeightMap weightMap `json:"weight_map"` // programs do not use the other fields
 	}
@@ -290,11 +311,13 @@ func DecodeIndex(b []byte) (map[string]string, error) {
 	if doc.WeightMap == nil {
 		return nil, errors.New("it has no weight_map")
 	}
+
 	for name, file := range doc.WeightMap {
 		if err := blob.CheckName(file); err != nil || strings.Contains(file, "/") {
 			return nil, fmt.Errorf("the file %q of %q leaves the folder", file, name)
 		}
 	}
+
 	return doc.WeightMap, nil
 }
 
@@ -336,11 +359,13 @@ func commitOf(s meta.Storage, entries []meta.Entry, results []*storage.WriteResu
 			c.Files[f.Name] = f.Size
 		}
 	}
+
 	for i := range entries {
 		t := entries[i].Tensor
 		d, _ := safetensors.DTypeName(t.DType)
 		c.Tensors[entries[i].FQN] = wholeTensor{d, append([]int64{}, t.Shape...)}
 	}
+
 	return c
 }
 
@@ -390,10 +415,12 @@ func decodeCommit(b []byte) (*fileList, error) {
 	if err := json.Unmarshal(b, c); err != nil {
 		return nil, reading.Damaged(commitName, "%w", err)
 	}
+
 	for name := range c.Files {
 		if err := blob.CheckName(name); err != nil || strings.Contains(name, "/") {
 			return nil, reading.Damaged(commitName, "the file %q leaves the folder", name)
 		}
 	}
+
 	return c, nil
 }

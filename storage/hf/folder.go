@@ -35,6 +35,7 @@ func list(ctx context.Context, store blob.Store) (*folder, error) {
 			f.other[info.Name] = info.Size
 		}
 	}
+
 	return f, nil
 }
 
@@ -47,12 +48,14 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 	if _, ok := f.data[want]; ok {
 		return "", []string{want}, nil
 	}
+
 	if want != "" {
 		return "", nil, fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, f.where, want)
 	}
 	if _, saved := f.other[commitName]; len(f.data) == 0 && len(f.index) == 0 && !saved {
 		return "", nil, fmt.Errorf("%w: %s holds no safetensors", storage.ErrNotFound, f.where)
 	}
+
 	for _, base := range bases {
 		if _, ok := f.data[base+suffix]; ok {
 			return "", []string{base + suffix}, nil
@@ -61,6 +64,7 @@ func (f *folder) choose(want string) (index string, files []string, err error) {
 			return base + indexSuffix, nil, nil
 		}
 	}
+
 	switch names := slices.Sorted(maps.Keys(f.index)); len(names) {
 	case 0:
 		return f.withoutIndex()
@@ -82,6 +86,7 @@ func (f *folder) withoutIndex() (string, []string, error) {
 	if _, ok := f.other[commitName]; ok {
 		return "", slices.DeleteFunc(files, func(name string) bool { return !sharded.MatchString(name) }), nil
 	}
+
 	sets := slices.DeleteFunc(slices.Clone(files), func(name string) bool {
 		return !numbered.MatchString(name) || sharded.MatchString(name) || onlyOne.MatchString(name)
 	})
@@ -116,6 +121,7 @@ func (f *folder) stranger(recorded bool) string {
 			return name
 		}
 	}
+
 	for name := range f.data {
 		for _, base := range bases[1:] {
 			if name == base+suffix {
@@ -126,6 +132,7 @@ func (f *folder) stranger(recorded bool) string {
 			return name
 		}
 	}
+
 	return ""
 }
 
@@ -150,6 +157,7 @@ func (f *folder) replaced(ctx context.Context, s blob.Store) []string {
 			}
 		}
 	}
+
 	if !f.has(records[0]) && !f.has(records[1]) {
 		for name := range f.data {
 			if ofPyTorch.MatchString(name) {
@@ -157,12 +165,14 @@ func (f *folder) replaced(ctx context.Context, s blob.Store) []string {
 			}
 		}
 	}
+
 	slices.Sort(data)
 	for _, name := range slices.Compact(data) {
 		if numbered.MatchString(name) && isData(name) { // the others are not for us to remove
 			out = append(out, name)
 		}
 	}
+
 	return out
 }
 
@@ -173,6 +183,7 @@ func (f *folder) current(ctx context.Context, s blob.Store) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []string
 	for name := range f.index {
 		if name != index && name == records[1] { // hidden by another record
@@ -184,19 +195,23 @@ func (f *folder) current(ctx context.Context, s blob.Store) ([]string, error) {
 		}
 		out = slices.AppendSeq(append(out, name), maps.Values(m))
 	}
+
 	if index != "" {
 		return out, nil
 	}
+
 	if _, ok := f.other[commitName]; !ok || len(names) > 0 && !sharded.MatchString(names[0]) {
 		return append(out, slices.DeleteFunc(names, func(name string) bool {
 			of := saveOf(ctx, s, name)
 			return of != nil && of.Commit != ""
 		})...), nil
 	}
+
 	c, err := readCommitFile(ctx, s)
 	if err != nil {
 		return nil, err
 	}
+
 	if c.lists() {
 		names = slices.Collect(maps.Keys(c.Files))
 	}

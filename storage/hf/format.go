@@ -133,6 +133,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
+
 	if f.Shards == 0 && f.MaxShardBytes == 0 {
 		f.Shards = o.FilesPerRank
 	}

@@ -24,10 +24,12 @@ func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint,
 	if err := storage.RefuseIf(f.DType != tensor.Invalid && !f.Dequantize, "DType has no effect without Dequantize"); err != nil {
 		return nil, err
 	}
+
 	names := records
 	if f.File != "" {
 		names = []string{f.File}
 	}
+
 	src, err := reading.Watch(ctx, store, names, func(ctx context.Context) (*reading.Source, error) { return f.openSource(ctx, store) })
 	if err != nil {
 		return nil, err
@@ -41,20 +43,24 @@ func (f Format) openSource(ctx context.Context, store blob.Store) (*reading.Sour
 	if err != nil {
 		return nil, err
 	}
+
 	s := &source{store: store, payload: map[string]int64{}}
 	files, err := s.read(ctx, dir, f.File)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", store, err)
 	}
+
 	if f.Dequantize {
 		if err := s.dequantize(ctx, dir, cmp.Or(f.DType, tensor.Float32)); err != nil {
 			return nil, fmt.Errorf("%s: %w", store, err)
 		}
 	}
+
 	for _, file := range files {
 		s.add(file.name, file.size)
 		s.payload[file.name] = file.size - file.header.Size
 	}
+
 	return &reading.Source{Metadata: &s.md, Files: s.files, Problems: s.problems, Place: s.chunk, Check: s.check}, nil
 }
 
@@ -76,6 +82,7 @@ func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFil
 	if one, ok := blob.As[*blob.Single](s.store); ok && file == "" && !isIndex(one.Name()) {
 		return s.alone(ctx, one.Name())
 	}
+
 	index, names, err := dir.choose(file)
 	switch {
 	case err != nil:
@@ -85,6 +92,7 @@ func (s *source) read(ctx context.Context, dir *folder, file string) ([]*dataFil
 	case file != "":
 		return s.alone(ctx, file)
 	}
+
 	return s.listed(ctx, dir, names)
 }
 
@@ -98,11 +106,13 @@ func (s *source) alone(ctx context.Context, name string) ([]*dataFile, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	files := []*dataFile{f}
 	of, same, err := savesOf(files)
 	if err != nil {
 		return nil, err
 	}
+
 	s.tell(files, of, same)
 	if f.sharding != nil || numbered.MatchString(name) {
 		s.md.Storage.Notes = append(s.md.Storage.Notes, noteAlone)
@@ -135,28 +145,34 @@ func (s *source) listed(ctx context.Context, dir *folder, names []string) ([]*da
 			return nil, err
 		}
 	}
+
 	if c.lists() {
 		names = slices.Sorted(maps.Keys(c.Files))
 	}
+
 	files, l, err := readFiles(ctx, s.store, names)
 	if err != nil {
 		return nil, err
 	}
+
 	if c.lists() {
 		files = c.compareSizes(files, l)
 	}
+
 	switch {
 	case len(files) == 0 && len(l) == 0:
 		return nil, reading.Damaged(commitName, "%w: no file of its save exists", ErrSharding)
 	case len(files) == 0 || !c.lists() && len(l) > 0: // the lost names are unknown
 		return nil, l.Err()
 	}
+
 	if err := s.describe(files, c); err != nil {
 		return nil, err
 	}
 	if c.lists() {
 		return files, s.gatherListed(files, c, l)
 	}
+
 	if files[0].sharding != nil {
 		s.md.Storage.Notes = append(s.md.Storage.Notes, noteNoList)
 	}
@@ -169,6 +185,7 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	if err != nil {
 		return nil, err
 	}
+
 	s.add(name, dir.index[name])
 	files, l, err := readFiles(ctx, s.store, slices.Compact(slices.Sorted(maps.Values(where))))
 	if err != nil {
@@ -177,12 +194,14 @@ func (s *source) indexed(ctx context.Context, dir *folder, name string) ([]*data
 	if len(files) == 0 && len(l) > 0 {
 		return nil, fmt.Errorf("%w: %w", ErrIndex, l.Err())
 	}
+
 	var c *fileList
 	if slices.ContainsFunc(files, func(f *dataFile) bool { return f.sharding != nil }) {
 		if c, err = s.readCommit(ctx, dir); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := s.describe(files, c); err != nil {
 		return nil, err
 	}
@@ -230,6 +249,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 			if !ok {
 				continue
 			}
+
 			if in != f.name {
 				errs = append(errs, reading.Damaged(f.name, "%w: it has %q, which the index has in %s", ErrIndex, e.Name, in))
 			} else if err := g.add(f, e); err != nil {
@@ -239,9 +259,11 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 			}
 		}
 	}
+
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
+
 	var missing []meta.Missing
 	for name, file := range where {
 		if g[name] != nil {
@@ -253,6 +275,7 @@ func (s *source) gatherIndexed(files []*dataFile, where weightMap, l reading.Los
 		}
 		missing = append(missing, meta.Missing{FQN: name, File: file, Err: err})
 	}
+
 	var err error
 	if s.md.Entries, err = g.entries(); err != nil {
 		return err
@@ -266,6 +289,7 @@ func gather(files []*dataFile) (gathering, error) {
 	if err := checkTogether(files); err != nil {
 		return nil, err
 	}
+
 	g := gathering{}
 	var errs []error
 	for _, f := range files {
@@ -275,6 +299,7 @@ func gather(files []*dataFile) (gathering, error) {
 			}
 		}
 	}
+
 	return g, errors.Join(errs...)
 }
 
@@ -283,6 +308,7 @@ func checkTogether(files []*dataFile) error {
 	if len(files) < 2 {
 		return nil
 	}
+
 	with := slices.IndexFunc(files, func(f *dataFile) bool { return f.sharding != nil })
 	without := slices.IndexFunc(files, func(f *dataFile) bool { return f.sharding == nil })
 	switch {
@@ -291,6 +317,7 @@ func checkTogether(files []*dataFile) error {
 	case with < 0:
 		return fmt.Errorf("%w: %s and %s, and no index", ErrAmbiguous, files[0].name, files[1].name)
 	}
+
 	return nil
 }
 
@@ -300,24 +327,30 @@ func (g gathering) add(f *dataFile, e *safetensors.Entry) error {
 	if !ok {
 		return fmt.Errorf("%w: %s: %q has the unknown element type %s", storage.ErrVersion, f.name, e.Name, e.DType)
 	}
+
 	if err := meta.CheckFQN(e.Name); err != nil {
 		return reading.Damaged(f.name, "%w", err)
 	}
+
 	box, err := f.boxOf(e)
 	if err != nil {
 		return reading.Damaged(f.name, "%w: %w", ErrSharding, err)
 	}
+
 	t := g[e.Name]
 	if t == nil {
 		t = &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: make([]int64, box.Dims())}
 		g[e.Name] = t
 	}
+
 	if t.DType != d || len(t.Shape) != box.Dims() {
 		return reading.Damaged(f.name, "%w: %q is %v of %d dimensions, and %v of %d in another file", ErrSharding, e.Name, d, box.Dims(), t.DType, len(t.Shape))
 	}
+
 	for i := range t.Shape {
 		t.Shape[i] = max(t.Shape[i], box.End(i))
 	}
+
 	t.Chunks = append(t.Chunks, box)
 	t.Locs = append(t.Locs, meta.Location{File: f.name, Offset: f.header.Size + e.Begin, Length: e.End - e.Begin})
 	return nil
@@ -337,8 +370,10 @@ func (g gathering) entries() ([]meta.Entry, error) {
 		case err != nil:
 			errs = append(errs, reading.Damaged(t.Locs[0].File, "%w: %q: %w", ErrSharding, name, err))
 		}
+
 		out = append(out, meta.Entry{FQN: name, Tensor: t})
 	}
+
 	return out, errors.Join(errs...)
 }
 
@@ -360,9 +395,11 @@ func checkTiles(t *meta.Tensor) error {
 	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
 		return err
 	}
+
 	if len(t.Chunks) > 1 {
 		order(t)
 	}
+
 	p := plan.CheckCoverage(t.Shape, t.Chunks)
 	if i := slices.IndexFunc(p, func(p plan.Problem) bool { return p.Kind == plan.ProblemOverlap }); i >= 0 {
 		return fmt.Errorf("%w: %s", errOverlap, p[i].Text)
@@ -384,11 +421,13 @@ func order(t *meta.Tensor) {
 	for i, box := range t.Chunks {
 		all[i] = chunk{box, t.Locs[i]}
 	}
+
 	slices.SortStableFunc(all, func(a, b chunk) int { return slices.Compare(a.box.Offsets, b.box.Offsets) })
 	first := all[0]
 	if all = slices.DeleteFunc(all, func(c chunk) bool { return c.box.Empty() }); len(all) == 0 {
 		all = append(all, first)
 	}
+
 	t.Chunks, t.Locs = t.Chunks[:0], t.Locs[:0]
 	for _, c := range all {
 		t.Chunks, t.Locs = append(t.Chunks, c.box), append(t.Locs, c.loc)
@@ -404,6 +443,7 @@ func (s *source) describe(files []*dataFile, c *fileList) error {
 	if err != nil {
 		return err
 	}
+
 	for _, save := range of {
 		switch {
 		case save.Commit == "":
@@ -416,6 +456,7 @@ func (s *source) describe(files []*dataFile, c *fileList) error {
 				files[0].name, storage.ErrIncomplete, commitName, c.SaveID, save.SaveID)
 		}
 	}
+
 	s.tell(files, of, same)
 	return nil
 }
@@ -427,6 +468,7 @@ func (s *source) tell(files []*dataFile, of []saved, same bool) {
 	if len(of) != 1 || !same {
 		return
 	}
+
 	save := of[0]
 	out.SaveID, out.Step, out.Time, out.WorldSize, out.Writer = save.SaveID, save.Step, save.Time, save.WorldSize, save.Writer
 	if out.Tags == nil && len(save.Tags) > 0 {
@@ -441,10 +483,12 @@ func (s *source) readCommit(ctx context.Context, dir *folder) (*fileList, error)
 	if !ok {
 		return nil, nil
 	}
+
 	c, err := readCommitFile(ctx, s.store)
 	if err != nil {
 		return nil, err
 	}
+
 	s.add(commitName, size)
 	return c, nil
 }
@@ -456,6 +500,7 @@ func (s *source) gatherListed(files []*dataFile, c *fileList, l reading.LostFile
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	var missing []meta.Missing
 	in, why := reason(l)
@@ -470,11 +515,13 @@ func (s *source) gatherListed(files []*dataFile, c *fileList, l reading.LostFile
 			missing = append(missing, meta.Missing{FQN: name, File: in, Err: why})
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(g)) {
 		if _, ok := c.Tensors[name]; !ok {
 			errs = append(errs, reading.Damaged(commitName, "%w: it does not list %q", ErrSharding, name))
 		}
 	}
+
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}

@@ -47,6 +47,7 @@ func decodeConfig(b []byte) (quantConfig, error) {
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return quantConfig{}, err
 	}
+
 	c := quantConfig{Block: []int64{128, 128}}
 	for _, q := range []*quantConfig{doc.Text.Quant, doc.Quant} {
 		if q == nil {
@@ -57,6 +58,7 @@ func decodeConfig(b []byte) (quantConfig, error) {
 			c.Block = q.Block
 		}
 	}
+
 	if !slices.Contains(methods, c.Method) {
 		return c, fmt.Errorf("weights of the kind %q", c.Method)
 	}
@@ -72,6 +74,7 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 	if err := s.md.CheckWhole(nil); err != nil { // a scale may be missing
 		return err
 	}
+
 	text := []byte("{}")
 	if size, ok := dir.other[configName]; ok {
 		var err error
@@ -80,10 +83,12 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 		}
 		s.add(configName, size)
 	}
+
 	conf, err := decodeConfig(text)
 	if err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrQuantized, configName, err)
 	}
+
 	s.quantized = map[string]*quantized{}
 	scales := map[string]bool{}
 	out := slices.Clone(s.md.Entries)
@@ -96,16 +101,19 @@ func (s *source) dequantize(ctx context.Context, dir *folder, to tensor.DType) e
 		if scale == nil {
 			continue
 		}
+
 		q, err := s.newQuantized(e, scale, conf.Block)
 		if err != nil {
 			return fmt.Errorf("%w: %q with %q: %w", ErrQuantized, e.FQN, scale.FQN, err)
 		}
+
 		scales[scale.FQN] = true
 		s.quantized[e.FQN] = q
 		t := *e.Tensor
 		t.DType, t.Shape, t.Chunks = to, q.shape, []tensor.Box{tensor.Whole(q.shape)}
 		e.Tensor = &t
 	}
+
 	s.md.Entries = slices.DeleteFunc(out, func(e meta.Entry) bool { return scales[e.FQN] })
 	return nil
 }
@@ -125,6 +133,7 @@ func (s *source) scaleOf(e *meta.Entry) (*meta.Entry, error) {
 			name = base + scalesEnd
 		}
 	}
+
 	scale, _ := s.md.Find(name)
 	return scale, nil
 }
@@ -154,10 +163,12 @@ func (s *source) newQuantized(weight, scale *meta.Entry, block []int64) (*quanti
 			return nil, fmt.Errorf("%q is cut into %d chunks", e.FQN, n)
 		}
 	}
+
 	q := &quantized{
 		store: s.store, shape: weight.Tensor.Shape, weight: regionOf(weight, 0), scale: regionOf(scale, 0),
 		stored: weight.Tensor.Shape, scales: scale.Tensor.Shape,
 	}
+
 	k := len(q.stored) - 2
 	if weight.Tensor.DType != tensor.Uint8 {
 		q.blocks = tensor.Blocks{Rows: block[0], Columns: block[1]}
@@ -170,9 +181,11 @@ func (s *source) newQuantized(weight, scale *meta.Entry, block []int64) (*quanti
 		}
 		return q, nil
 	}
+
 	if d := scale.Tensor.DType; d != tensor.Uint8 && d != tensor.Float8E8M0FNU { // two names for the same exponents
 		return nil, fmt.Errorf("factors of type %v", d)
 	}
+
 	q.scale.DType = tensor.Uint8
 	if k < 0 || !slices.Equal(q.stored[:k+1], q.scales) {
 		return nil, fmt.Errorf("factors of shape %v for groups of shape %v", q.scales, q.stored)
@@ -180,6 +193,7 @@ func (s *source) newQuantized(weight, scale *meta.Entry, block []int64) (*quanti
 	if q.stored[k] > 0 && q.stored[k+1] > math.MaxInt64/2/q.stored[k] {
 		return nil, fmt.Errorf("groups of shape %v", q.stored)
 	}
+
 	q.shape = append(slices.Clone(q.stored[:k]), q.stored[k]*q.stored[k+1]*2)
 	return q, nil
 }
@@ -206,10 +220,12 @@ func (q *quantized) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tens
 	if box.Empty() {
 		return 0, nil
 	}
+
 	decode := q.decodeGroups
 	if q.blocks.Rows > 0 {
 		decode = q.decodeBlocks
 	}
+
 	var read int64
 	numbers, err := decode(box, func(r *reading.Region, d tensor.DType, sizes []int64, at tensor.Box) (*tensor.Tensor, error) {
 		x, err := tensor.New(d, at.Sizes)
@@ -250,15 +266,18 @@ func (q *quantized) decodeGroups(box tensor.Box, read readFunc) (*tensor.Tensor,
 	if err != nil {
 		return nil, err
 	}
+
 	at.Offsets, at.Sizes = append(at.Offsets, 0), append(at.Sizes, bytes)
 	packed, err := read(q.weight, tensor.Uint8, q.stored, at)
 	if err != nil {
 		return nil, err
 	}
+
 	numbers, err := unpack(packed.Contents(), factors.Contents(), append(slices.Clone(box.Sizes[:k]), (end-first)*2*bytes))
 	if err != nil {
 		return nil, err
 	}
+
 	begin := box.Offsets[k] - first*2*bytes
 	return numbers.Narrow(tensor.Whole(box.Sizes).Between(k, begin, begin+box.Sizes[k]))
 }
@@ -286,10 +305,12 @@ func unpack(packed, factors []byte, shape []int64) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out, err := tensor.Values[float32](x)
 	if err != nil {
 		return nil, err
 	}
+
 	tables, each := scaled(), len(packed)/len(factors)
 	for g, exp := range factors {
 		table := &tables[exp]
@@ -298,5 +319,6 @@ func unpack(packed, factors []byte, shape []int64) (*tensor.Tensor, error) {
 			out[2*(g*each+i)+1] = table[b>>4]
 		}
 	}
+
 	return x, nil
 }

@@ -57,10 +57,12 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 	if o == nil {
 		o = &RepairOptions{}
 	}
+
 	dir, err := list(ctx, store)
 	if err != nil {
 		return nil, err
 	}
+
 	s := &source{store: store, payload: map[string]int64{}}
 	files, err := s.read(ctx, dir, "")
 	switch broken := errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrIncomplete) || len(s.problems) > 0; {
@@ -75,6 +77,7 @@ func Repair(ctx context.Context, store blob.Store, o *RepairOptions) (*RepairRep
 		rep.count(s, len(files))
 		return rep, nil
 	}
+
 	name, set, setErr := dir.numberedSet()
 	if setErr != nil {
 		if err == nil {
@@ -99,6 +102,7 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 	if len(l) > 0 {
 		return nil, l.Err()
 	}
+
 	s := &source{store: store}
 	where := weightMap{}
 	for _, f := range files {
@@ -110,21 +114,26 @@ func rebuildIndex(ctx context.Context, store blob.Store, name string, names []st
 			where[n] = f.name
 		}
 	}
+
 	if err := errors.Join(s.describe(files, nil), s.gatherIndexed(files, where, nil)); err != nil {
 		return nil, err
 	}
+
 	if name == bases[0]+"-"+s.md.Storage.SaveID+indexSuffix {
 		name = bases[0] + indexSuffix // the names of files that cairn wrote may contain the id of their save
 	}
+
 	text, err := encodeJSON(indexOf(s.md.Entries))
 	if err != nil {
 		return nil, err
 	}
+
 	rep := &RepairReport{Rebuilt: true, Indexed: true}
 	rep.count(s, len(files))
 	if dryRun {
 		return rep, commit.CheckIdle(ctx, store, Format{}.Name())
 	}
+
 	return rep, commit.Locked(ctx, store, func() error {
 		if err := commit.CheckIdle(ctx, store, Format{}.Name()); err != nil {
 			return err
@@ -148,9 +157,11 @@ func (f *folder) numberedSet() (index string, files []string, err error) {
 			sets[key] = append(sets[key], name)
 		}
 	}
+
 	if len(sets) == 0 {
 		return "", nil, fmt.Errorf("only the index of numbered files can be rebuilt, and %s holds no such files", f.where)
 	}
+
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(sets)) {
 		names := sets[key]
@@ -159,11 +170,13 @@ func (f *folder) numberedSet() (index string, files []string, err error) {
 			errs = append(errs, fmt.Errorf("only %d of the %d files of %s exist", len(names), n, m[1]))
 			continue
 		}
+
 		if files != nil {
 			return "", nil, fmt.Errorf("%w: the files %s and %s", ErrAmbiguous, files[0], names[0])
 		}
 		index, files = m[1]+indexSuffix, names
 	}
+
 	if files == nil {
 		return "", nil, errors.Join(errs...)
 	}

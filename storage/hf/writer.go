@@ -82,6 +82,7 @@ func representable(it *plan.WriteItem) error {
 	default:
 		return nil
 	}
+
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
 }
 
@@ -99,6 +100,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 	if err := checkOnce(ps); err != nil {
 		return nil, err
 	}
+
 	f := form{Distributed: w.opts.Distributed || len(ps) > 1 || slices.ContainsFunc(ps, cutsTensors), Files: 1, Empty: true}
 	for _, p := range ps {
 		files, err := w.pack(p)
@@ -108,6 +110,7 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 		f.Files = max(f.Files, len(files))
 		f.Empty = f.Empty && len(files) == 0
 	}
+
 	return commit.WithStorageData(ps, f)
 }
 
@@ -117,6 +120,7 @@ func checkOnce(ps []*plan.SavePlan) error {
 	if len(ps) < 2 {
 		return nil
 	}
+
 	seen := map[plan.ItemKey]int{}
 	for rank, p := range ps {
 		for i := range p.Items {
@@ -127,6 +131,7 @@ func checkOnce(ps []*plan.SavePlan) error {
 			seen[it.Key()] = rank
 		}
 	}
+
 	return nil
 }
 
@@ -147,6 +152,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err := json.Unmarshal(p.StorageData, &w.form); err != nil {
 		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 	}
+
 	if !w.single() {
 		var err error
 		if w.in, err = w.NamePart(ctx); err != nil {
@@ -156,6 +162,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 			w.in += "-"
 		}
 	}
+
 	files, err := w.layOut(p)
 	if err != nil {
 		return nil, err
@@ -163,6 +170,7 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if !w.single() {
 		return w.Write(ctx, files, data, p.NumBytes())
 	}
+
 	head := files[0].Parts[0].Literal // it has the id of the save
 	return w.WriteHeld(ctx, files[0], &commit.Held{Name: files[0].Name, Size: files[0].Size(), Sample: head}, data, p.NumBytes())
 }
@@ -177,12 +185,14 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
+
 	if err := errors.Join(w.CheckMetadata(md), storage.RefuseStorageData(Format{}.Name(), results)); err != nil {
 		return err
 	}
 	if w.single() {
 		return w.CommitHeld(ctx)
 	}
+
 	name, text := bases[0]+indexSuffix, []byte(nil)
 	if w.form.Distributed {
 		name = commitName
@@ -230,6 +240,7 @@ func (w *writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
 	for i := range p.Items {
 		items[i] = &p.Items[i]
 	}
+
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Or(strings.Compare(a.FQN(), b.FQN()), slices.Compare(a.Box.Offsets, b.Box.Offsets))
 	})
@@ -239,18 +250,22 @@ func (w *writer) pack(p *plan.SavePlan) ([][]*plan.WriteItem, error) {
 		if n++; i == 0 || items[i-1].FQN() != it.FQN() {
 			n = 0
 		}
+
 		if n >= maxChunks {
 			return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: fmt.Sprintf("more than %d chunks on one rank", maxChunks)}
 		}
+
 		if n == len(layers) {
 			layers = append(layers, nil)
 		}
 		layers[n] = append(layers[n], it)
 	}
+
 	var out [][]*plan.WriteItem
 	for _, l := range layers {
 		out = w.packLayer(out, l)
 	}
+
 	return out, nil
 }
 
@@ -260,10 +275,12 @@ func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][
 	for _, it := range items {
 		total += it.NumBytes()
 	}
+
 	per := int64(0) // the size of each of Shards equal parts
 	if w.opts.Shards > 0 {
 		per = (total-1)/int64(w.opts.Shards) + 1
 	}
+
 	var file []*plan.WriteItem
 	var before, bytes, header int64 // in files that are full, and in this one
 	for _, it := range items {
@@ -275,13 +292,16 @@ func (w *writer) packLayer(out [][]*plan.WriteItem, items []*plan.WriteItem) [][
 		case w.opts.MaxShardBytes > 0:
 			full = full || bytes+n > w.opts.MaxShardBytes
 		}
+
 		if full && len(file) > 0 {
 			out, file = append(out, file), nil
 			before, bytes, header = before+bytes, 0, 0
 		}
+
 		file = append(file, it)
 		bytes, header = bytes+n, header+h
 	}
+
 	if len(file) > 0 {
 		out = append(out, file)
 	}
@@ -300,15 +320,18 @@ func (w *writer) layOut(p *plan.SavePlan) ([]*commit.DataFile, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if len(packed) == 0 && (w.single() || w.form.Empty && w.Session().Coordinator) {
 		packed = append(packed, nil) // a file without tensors is a checkpoint too
 	}
+
 	out := make([]*commit.DataFile, len(packed))
 	for i, items := range packed {
 		if out[i], err = w.lay(w.fileName(i+1), items); err != nil {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -328,6 +351,7 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*commit.DataFile, er
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int {
 		return cmp.Compare(b.Info.DType.Size(), a.Info.DType.Size())
 	})
+
 	h := &safetensors.Header{}
 	f := &commit.DataFile{Name: name, Parts: []commit.Part{{}}}
 	results := make([]storage.WriteResult, len(items))
@@ -344,14 +368,17 @@ func (w *writer) lay(name string, items []*plan.WriteItem) (*commit.DataFile, er
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
 	}
+
 	head, err := w.header(h, sharding)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	f.Parts[0] = commit.Part{Length: int64(len(head)), Literal: head}
 	for i := range results {
 		results[i].Loc.Offset += int64(len(head))
 	}
+
 	f.Results = func() []storage.WriteResult { return results }
 	return f, nil
 }
@@ -364,6 +391,7 @@ func (w *writer) header(h *safetensors.Header, sharding map[string]shardingInfo)
 			h.Metadata[k] = v
 		}
 	}
+
 	s := savedOf(w.Session().Storage)
 	if w.form.Distributed {
 		s.Commit = commitName
@@ -373,10 +401,12 @@ func (w *writer) header(h *safetensors.Header, sharding map[string]shardingInfo)
 		}
 		h.Metadata[keySharding], h.Metadata[keyVersion] = string(info), "1.0"
 	}
+
 	self, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}
+
 	h.Metadata[keySave] = string(self)
 	return safetensors.Encode(h, headerAlign)
 }

@@ -53,10 +53,12 @@ func describe(ctx context.Context, store blob.Store) (*reading.Source, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	a := newArchive(store)
 	if err := a.open(ctx, d.Data); err != nil {
 		return nil, err
 	}
+
 	a.place(d.Metadata)
 	return a.source(d.Metadata, d.Files, d.Data), nil
 }
@@ -98,12 +100,14 @@ func (a *archive) open(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
+
 	for i, name := range names {
 		if !errors.Is(found[i].err, fs.ErrNotExist) {
 			a.sizes[name] = found[i].size
 		}
 		a.files[name] = found[i]
 	}
+
 	return nil
 }
 
@@ -118,6 +122,7 @@ func (a *archive) openOne(ctx context.Context, name string) (*container, error) 
 	if strings.HasSuffix(name, valueSuffix) {
 		return &container{size: info.Size}, nil
 	}
+
 	c, err := openContainer(ctx, a.store, name)
 	if errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrVersion) {
 		return &container{size: info.Size, err: err}, nil
@@ -134,6 +139,7 @@ func (a *archive) place(md *meta.Metadata) {
 		if e.Tensor == nil {
 			continue
 		}
+
 		t := *e.Tensor
 		t.Locs = slices.Clone(t.Locs)
 		for i := range t.Locs {
@@ -143,6 +149,7 @@ func (a *archive) place(md *meta.Metadata) {
 				loc.Offset, loc.Length = h.region.Offset, h.region.End-h.region.Offset
 			}
 		}
+
 		e.Tensor = &t
 	}
 }
@@ -163,6 +170,7 @@ func (a *archive) find(e *meta.Entry, i int) (*held, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
+
 	h, ok := c.tensors[keyOf(e.FQN, loc)]
 	if !ok {
 		return nil, fmt.Errorf("%w: %s has no tensor %q", storage.ErrCorrupt, loc.File, keyOf(e.FQN, loc))
@@ -220,11 +228,13 @@ func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	if loc.Length > maxValue {
 		return nil, fmt.Errorf("%w: a value of %d bytes", storage.ErrCorrupt, loc.Length)
 	}
+
 	r, err := a.store.Open(ctx, loc.File)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
+
 	b := make([]byte, loc.Length)
 	if err := r.ReadAt(ctx, b, loc.Offset); err != nil {
 		return nil, err
@@ -232,10 +242,12 @@ func (a *archive) decode(ctx context.Context, loc *meta.Location) (any, error) {
 	if len(b) < 2 || b[0] != 0x80 { // no pickle of protocol 2 or later
 		return b, nil
 	}
+
 	v, err := pickle.Decode(b, &pickle.DecodeOptions{Limits: &pickle.Limits{Context: ctx}})
 	if errors.Is(err, pickle.ErrMalformed) && (b[1] > 5 || b[len(b)-1] != '.') {
 		return b, nil
 	}
+
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return nil, cause
 	}
@@ -259,6 +271,7 @@ func (a *archive) checkFile(ctx context.Context, f *reading.FileCheck) (int64, e
 	if err := f.Scan(ctx, nil); err != nil {
 		return 0, err
 	}
+
 	file := f.File.Name
 	c := a.files[file]
 	switch {
@@ -269,6 +282,7 @@ func (a *archive) checkFile(ctx context.Context, f *reading.FileCheck) (int64, e
 	case c.saved == nil:
 		return c.payload(), nil
 	}
+
 	r, err := a.store.Open(ctx, file)
 	if err != nil {
 		return 0, err
@@ -308,15 +322,18 @@ func openContainer(ctx context.Context, store blob.Store, name string) (*contain
 		return nil, err
 	}
 	defer r.Close()
+
 	c := &container{size: r.Size(), tensors: map[string]held{}}
 	head := make([]byte, min(4, c.size))
 	if err := r.ReadAt(ctx, head, 0); err != nil {
 		return nil, err
 	}
+
 	fill := c.fromSafetensors
 	if string(head) == "PK\x03\x04" || len(head) > 0 && head[0] == 0x80 && string(head[1:]) != "\x00\x00\x00" {
 		fill = c.fromTorchSave
 	}
+
 	if err := fill(ctx, r, name); err != nil {
 		return nil, &storage.FileError{File: name, Err: err}
 	}
@@ -332,6 +349,7 @@ func (c *container) fromSafetensors(ctx context.Context, r blob.Reader, name str
 	if err != nil {
 		return err
 	}
+
 	for _, e := range h.Entries {
 		d, ok := safetensors.TensorDType(e.DType)
 		if !ok {
@@ -339,6 +357,7 @@ func (c *container) fromSafetensors(ctx context.Context, r blob.Reader, name str
 		}
 		c.tensors[e.Name] = held{e.Shape, reading.Region{File: name, Offset: h.Size + e.Begin, End: h.Size + e.End, DType: d}}
 	}
+
 	return nil
 }
 
@@ -352,6 +371,7 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 	if err != nil {
 		return err
 	}
+
 	c.saved = f
 	for _, p := range pairsOf(f.Root) {
 		key, ok := p.Key.(string)
@@ -361,6 +381,7 @@ func (c *container) fromTorchSave(ctx context.Context, r blob.Reader, name strin
 		}
 		c.tensors[key] = held{t.Shape, *torchfile.RegionOf(name, 0, t)}
 	}
+
 	if len(c.tensors) == 0 {
 		return fmt.Errorf("%w: a torch.save file of %T; want a dict of tensors", storage.ErrCorrupt, f.Root)
 	}
@@ -389,9 +410,11 @@ func (h *held) part(local []int64, box tensor.Box) reading.Region {
 	if strides == nil {
 		strides = tensor.RowMajor(h.shape)
 	}
+
 	for d, o := range local {
 		at.Offset += o * strides[d] * int64(at.DType.Size())
 	}
+
 	if !slices.Equal(h.shape, box.Sizes) {
 		at.Strides = strides
 	}

@@ -44,6 +44,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
+
 	w := &options{f, o.WithDefaults()}
 	w.MaxFileBytes = cmp.Or(f.MaxFileBytes, math.MaxInt64)
 	e := dcpfiles.Encoding{Dialect: dcpfiles.Hyper, Version: metadataVersion, Check: w.checkTensor, Value: encodeValue, Files: w.layOut}

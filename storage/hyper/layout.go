@@ -132,18 +132,22 @@ func combine(ctx context.Context, store blob.Store) (all Layouts, from map[int]s
 		if !strings.HasSuffix(info.Name, LayoutSuffix) || strings.Contains(info.Name, "/") {
 			continue
 		}
+
 		l, err := LoadLayout(ctx, store, info.Name)
 		if err != nil {
 			return nil, nil, nil, err
 		}
+
 		for rank, params := range l {
 			if other, ok := from[rank]; ok {
 				return nil, nil, nil, fmt.Errorf("%w: rank %d in %s and %s of %s", ErrDuplicateRank, rank, other, info.Name, store)
 			}
 			all[rank], from[rank] = params, info.Name
 		}
+
 		files = append(files, storage.File{Name: info.Name, Size: info.Size, Unsummed: true})
 	}
+
 	return all, from, files, nil
 }
 
@@ -194,20 +198,24 @@ func DecodeLayout(data []byte) (Layouts, error) {
 	if !utf8.Valid(data) {
 		return nil, fmt.Errorf("%w: not UTF-8", ErrLayout)
 	}
+
 	d := json.NewDecoder(bytes.NewReader(data))
 	var doc map[string]map[string]paramJSON
 	if err := d.Decode(&doc); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrLayout, err)
 	}
+
 	if _, err := d.Token(); err != io.EOF {
 		return nil, fmt.Errorf("%w: there is data after the end", ErrLayout)
 	}
+
 	out := Layouts{}
 	for key, params := range doc {
 		rank, err := strconv.Atoi(key)
 		if err != nil || rank < 0 || strconv.Itoa(rank) != key {
 			return nil, fmt.Errorf("%w: %q is not a rank", ErrLayout, key)
 		}
+
 		out[rank] = make(map[string]Param, len(params))
 		for name, j := range params {
 			p, err := j.param(rank)
@@ -220,6 +228,7 @@ func DecodeLayout(data []byte) (Layouts, error) {
 			out[rank][name] = p
 		}
 	}
+
 	return out, nil
 }
 
@@ -229,6 +238,7 @@ func (j *paramJSON) param(rank int) (Param, error) {
 	if err != nil {
 		return Param{}, err
 	}
+
 	if j.FullShape == nil {
 		return Param{}, fmt.Errorf("no full_shape")
 	}
@@ -238,19 +248,23 @@ func (j *paramJSON) param(rank int) (Param, error) {
 	if len(j.DeviceMatrix) > 0 && len(j.MeshShape) > 0 {
 		return Param{}, fmt.Errorf("both device_matrix and mesh_shape")
 	}
+
 	p := Param{DType: d, Shape: j.FullShape}
 	if p.Device = append(j.DeviceMatrix, j.MeshShape...); len(p.Device) == 0 {
 		p.Device = nil
 		return p, nil // the rest has no meaning then
 	}
+
 	p.Names, p.Ranks = orNil(j.AliasName), orNil(j.RankList)
 	p.Interleaved = j.Interleaved != nil && *j.Interleaved
+
 	for _, a := range j.TensorMap {
 		if len(a) == 0 {
 			a = axes{-1}
 		}
 		p.TensorMap = append(p.TensorMap, a)
 	}
+
 	if l, ok := p.Layout(cutRules[0]); ok {
 		_, err = l.Parts(p.Shape, rank)
 	}
@@ -274,6 +288,7 @@ func EncodeLayout(l Layouts) ([]byte, error) {
 		if rank < 0 {
 			return nil, fmt.Errorf("%w: rank %d", ErrLayout, rank)
 		}
+
 		out := make(map[string]paramJSON, len(params))
 		for name, p := range params {
 			j := jsonOf(&p)
@@ -285,8 +300,10 @@ func EncodeLayout(l Layouts) ([]byte, error) {
 			}
 			out[name] = *j
 		}
+
 		doc[strconv.Itoa(rank)] = out
 	}
+
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
@@ -304,9 +321,11 @@ func jsonOf(p *Param) *paramJSON {
 	if p.Device == nil {
 		return j
 	}
+
 	j.Interleaved = &p.Interleaved
 	for _, a := range p.TensorMap {
 		j.TensorMap = append(j.TensorMap, a)
 	}
+
 	return j
 }

@@ -25,6 +25,7 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 	if err := f.Scan(ctx, s.add); err != nil {
 		return 0, c.undecodable(ctx, f, err)
 	}
+
 	var bad []reading.ChunkID
 	for _, it := range items {
 		for _, id := range it.ids() {
@@ -33,6 +34,7 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 			}
 		}
 	}
+
 	if f.Size != f.File.Size { // one problem for the file, with all names that are damaged
 		text := fmt.Sprintf("it has %d bytes, the record says %d", f.Size, f.File.Size)
 		f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: reading.Names(bad), Text: text})
@@ -46,9 +48,11 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 		}
 		f.Problem("", text)
 	}
+
 	for _, id := range bad {
 		f.Problem(id.Entry.FQN, fmt.Sprintf("checksum of the bytes at %d+%d", id.Loc().Offset, id.Loc().Length))
 	}
+
 	switch {
 	case f.Metadata == nil:
 	case strings.HasSuffix(f.File.Name, dataSuffix):
@@ -58,6 +62,7 @@ func (c *checkpoint) check(ctx context.Context, f *reading.FileCheck) (int64, er
 			f.Add(storage.VerifyProblem{File: recordName, Text: fmt.Sprintf("it counts %+v, the index %+v", c.rec.Totals, t)})
 		}
 	}
+
 	return 0, nil
 }
 
@@ -67,10 +72,12 @@ func (c *checkpoint) undecodable(ctx context.Context, f *reading.FileCheck, err 
 	if c.whole == nil || !errors.Is(err, storage.ErrCorrupt) || errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	stored := c.whole.coded[f.File.Name].Stored
 	if stored == "" {
 		return err
 	}
+
 	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), storage.ErrCorrupt.Error()+": "), stored+": ")
 	f.Add(storage.VerifyProblem{File: f.File.Name, FQNs: reading.Names(f.Chunks), Text: text + c.origins(ctx, f.File.Name, nil)})
 	return nil
@@ -87,10 +94,12 @@ func (c *checkpoint) itemsOf(f *reading.FileCheck) []*scanItem {
 			items = append(items, it) // otherwise chunkOf returns an error for it, which Verify reports
 		}
 	}
+
 	if f.Metadata != nil && c.rec.Tied {
 		c.once.Do(func() { c.ties = f.Metadata.Ties() })
 		items = joinTied(items, c.ties)
 	}
+
 	sortItems(items)
 	for i := 1; i < len(items); i++ {
 		if items[i].loc.Offset < items[i-1].loc.Offset+items[i-1].loc.Length {
@@ -98,6 +107,7 @@ func (c *checkpoint) itemsOf(f *reading.FileCheck) []*scanItem {
 			return nil
 		}
 	}
+
 	return items
 }
 
@@ -111,10 +121,12 @@ func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) erro
 	if err != nil {
 		return err
 	}
+
 	at, named := map[string]safetensors.Entry{}, map[string]bool{}
 	for _, e := range h.Entries {
 		at[e.Name] = e
 	}
+
 	for _, id := range f.Chunks {
 		key, loc := id.Entry.FQN, id.Loc()
 		if k := keyOf(loc); k != "" {
@@ -126,11 +138,13 @@ func (c *checkpoint) checkHeader(ctx context.Context, f *reading.FileCheck) erro
 			f.Problem(id.Entry.FQN, fmt.Sprintf("the index places it at %d+%d, the header does not", loc.Offset, loc.Length))
 		}
 	}
+
 	for _, e := range h.Entries {
 		if !named[e.Name] && !isCopy(f.Metadata, self.Items[e.Name], e) {
 			f.Problem(e.Name, "the header names it, the index does not")
 		}
 	}
+
 	return nil
 }
 
@@ -141,6 +155,7 @@ func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
 	if err != nil {
 		return false
 	}
+
 	have, ok := md.Find(e.FQN)
 	switch {
 	case !ok || (have.Tensor == nil) != (e.Tensor == nil):
@@ -148,6 +163,7 @@ func isCopy(md *meta.Metadata, it selfItem, he safetensors.Entry) bool {
 	case e.Tensor == nil:
 		return have.Bytes.Codec == e.Bytes.Codec && have.Bytes.Size == e.Bytes.Size
 	}
+
 	box := e.Tensor.Chunks[0]
 	i, ok := have.Tensor.FindChunk(box.Offsets, it.Chunk)
 	return ok && have.Tensor.Chunks[i].Equal(box) && have.Tensor.Properties == e.Tensor.Properties
@@ -181,6 +197,7 @@ func joinTied(items []*scanItem, ties map[string]string) []*scanItem {
 	if len(ties) == 0 {
 		return items
 	}
+
 	type chunk struct {
 		fqn string
 		n   int
@@ -195,6 +212,7 @@ func joinTied(items []*scanItem, ties map[string]string) []*scanItem {
 		first[chunk{it.id.Entry.FQN, it.id.N}] = it
 		out = append(out, it)
 	}
+
 	return out
 }
 
@@ -223,9 +241,11 @@ func (s *scan) add(p []byte, at int64) {
 		if lo >= end {
 			return
 		}
+
 		if from, to := max(lo, at), min(hi, end); from < to {
 			it.grid.add(it.sums, p[from-at:to-at], from-lo)
 		}
+
 		if hi > end {
 			return
 		}

@@ -46,6 +46,7 @@ func readRecordVersion(ctx context.Context, s blob.Store) (rec *record, version 
 	if err != nil {
 		return nil, "", err
 	}
+
 	if rec, err = decodeRecord(b); err != nil {
 		return nil, "", fmt.Errorf("%s of %s: %w", recordName, s, err)
 	}
@@ -65,11 +66,13 @@ func noRecord(ctx context.Context, s blob.Store) error {
 		if seen++; seen > lookAt {
 			break
 		}
+
 		if _, ours := saveOf(info.Name); ours {
 			return fmt.Errorf("%w: %s holds %s but no %s: the save did not finish, or the record was lost; 'cairn repair' can rebuild what the data files hold",
 				storage.ErrIncomplete, s, info.Name, recordName)
 		}
 	}
+
 	return fmt.Errorf("%w: %s holds no %s", storage.ErrNotFound, s, recordName)
 }
 
@@ -112,6 +115,7 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 	if err != nil {
 		return nil, err
 	}
+
 	c := &checkpoint{raw: store, store: store, rec: rec, full: rec}
 	if len(rec.Coded) > 0 || segments != nil && len(rec.Hashes) > 0 {
 		w, err := newWhole(store, rec, segments)
@@ -120,9 +124,11 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 		}
 		c.whole, c.store, c.rec = w, w.view(), w.rec
 	}
+
 	f := rec.Files[0]
 	r, err := blob.OpenKnown(ctx, store, blob.Info{Name: f.Name, Size: f.Size})
 	c.file = r
+
 	if err == nil && r.Size() != f.Size {
 		r.Close()
 		return nil, fmt.Errorf("%s of %s: %w: it has %d bytes, the record says %d", f.Name, store, storage.ErrCorrupt, r.Size(), f.Size)
@@ -132,6 +138,7 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 			r.Close()
 		}
 	}
+
 	// A store that was told the size of the file finds out here that there is no such file.
 	missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, blob.ErrChanged)
 	switch {
@@ -146,6 +153,7 @@ func open(ctx context.Context, store blob.Store, read func(context.Context, blob
 	case r != nil:
 		return nil, fmt.Errorf("%s of %s: %w", f.Name, store, err)
 	}
+
 	return nil, err
 }
 
@@ -172,6 +180,7 @@ func (c *checkpoint) Storage() meta.Storage {
 	for _, b := range r.Bases {
 		out.Bases = append(out.Bases, b.Folder)
 	}
+
 	if len(r.Coded) > 0 {
 		for _, f := range r.Files {
 			out.StoredBytes += f.Size
@@ -188,12 +197,15 @@ func (c *checkpoint) source() *reading.Source {
 	for _, b := range c.full.Bases {
 		s.Bases = append(s.Bases, b.Folder)
 	}
+
 	if len(c.full.Coded) > 0 {
 		s.StoredAs = map[string]string{}
 	}
+
 	for _, f := range c.full.Coded {
 		s.StoredAs[f.Name] = f.Stored
 	}
+
 	if c.full != c.rec || len(c.full.Hashes) > 0 {
 		for _, f := range append(slices.Clone(c.full.Files), c.full.Hashes...) {
 			s.Stored = append(s.Stored, f.Name)
@@ -217,6 +229,7 @@ func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	if err != nil {
 		return nil, c.named(err)
 	}
+
 	// In this format no byte belongs to two entries, unless they are tied. So all entries
 	// together, the tied ones once, cannot be larger than the files. This check bounds the
 	// memory that a reader allocates.
@@ -224,10 +237,12 @@ func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 	for _, f := range c.rec.Files {
 		left += f.Size
 	}
+
 	var ties map[string]string
 	if c.rec.Tied {
 		ties = (&meta.Metadata{Entries: entries}).Ties()
 	}
+
 	for i := range entries {
 		if err := c.checkEntry(&entries[i]); err != nil {
 			return nil, c.named(err)
@@ -239,6 +254,7 @@ func (c *checkpoint) Metadata(ctx context.Context) (*meta.Metadata, error) {
 			return nil, c.named(fmt.Errorf("%w: its entries have more bytes than the files", storage.ErrCorrupt))
 		}
 	}
+
 	return &meta.Metadata{Entries: entries, PlannerData: c.rec.PlannerData, Storage: c.Storage()}, nil
 }
 
@@ -260,10 +276,12 @@ func (c *checkpoint) checkEntry(e *meta.Entry) error {
 		}
 		return c.checkLocation(e.FQN, &e.Bytes.Loc)
 	}
+
 	left, err := tensor.NumElements(e.Tensor.Shape)
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, e.FQN, err)
 	}
+
 	for i, b := range e.Tensor.Chunks {
 		if left -= b.Volume(); left < 0 {
 			break
@@ -272,6 +290,7 @@ func (c *checkpoint) checkEntry(e *meta.Entry) error {
 			return err
 		}
 	}
+
 	if left != 0 {
 		return fmt.Errorf("%w: %q: its chunks are not the whole of %v", storage.ErrCorrupt, e.FQN, e.Tensor.Shape)
 	}
@@ -297,6 +316,7 @@ func chunkOf(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
 	} else {
 		t.sizes = []int64{e.Bytes.Size}
 	}
+
 	t.grid, t.sums = gridOf(t.sizes, int64(t.dtype.Size())), loc.Sums
 	if loc.Length != t.grid.total || int64(len(loc.Sums)) != t.grid.tiles() {
 		return reading.Place{}, fmt.Errorf("%w: %d bytes and %d checksums for a chunk of %d and %d",
@@ -318,6 +338,7 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	have := sizesOf(infos)
 	for _, f := range c.rec.Files {
 		size, ok := have[f.Name]
@@ -328,6 +349,7 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 			return nil, fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)
 		}
 	}
+
 	if c.whole != nil {
 		if err := checkBases(ctx, c.raw, c.full.Bases); err != nil {
 			return nil, err

@@ -55,15 +55,18 @@ func (m measures) grid(sizes []int64, elem int64) grid {
 	for _, s := range sizes {
 		total *= s
 	}
+
 	if total == 0 {
 		return grid{}
 	}
+
 	// A row consists of as few trailing dimensions as possible, but it is wide enough
 	// for two bands, if the chunk is.
 	pitch, k := elem, len(sizes)
 	for ; k > 0 && pitch < 2*m.minBand; k-- {
 		pitch *= sizes[k-1]
 	}
+
 	g := grid{total: total, rowDims: k, rows: total / pitch, pitch: pitch}
 	g.height = max(1, min(g.rows, m.stripe/pitch))
 	bands := max(1, min(m.maxBands, g.height*pitch/m.minTile))
@@ -120,6 +123,7 @@ func (g grid) addApart(sums []uint32, p []byte, off int64) {
 		if at/g.pitch == (end-1)/g.pitch {
 			first, last = at%g.pitch/g.band, (end-1)%g.pitch/g.band+1
 		}
+
 		var few [maxBands]uint32
 		crcs := append(few[:0], make([]uint32, last-first)...)
 		for at < end {
@@ -129,6 +133,7 @@ func (g grid) addApart(sums []uint32, p []byte, off int64) {
 			crcs[b-first] = crc32c.Update(crcs[b-first], p[:n])
 			p, at, off = p[n:], at+n, off+n
 		}
+
 		tiles := sums[row/g.height*bands:]
 		for i, crc := range crcs {
 			b := first + int64(i)
@@ -215,6 +220,7 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 	if box.Empty() || g.total == 0 {
 		return nil
 	}
+
 	k := g.rowDims
 	lo, hi := innerRange(sizes[k:], tensor.Box{Offsets: box.Offsets[k:], Sizes: box.Sizes[k:]}, elem)
 	rowBox := tensor.Box{Offsets: box.Offsets[:k], Sizes: box.Sizes[:k]}
@@ -240,6 +246,7 @@ func (g grid) cover(sizes []int64, elem int64, box tensor.Box, most int64) []spa
 			}
 		}
 	}
+
 	return out
 }
 
@@ -252,14 +259,17 @@ func cutRange(from, to int64, head, tail bool, per int64, emit func(from, to int
 		emit(from, from+1)
 		from++
 	}
+
 	end := to
 	if tail && to-from > 1 {
 		end--
 	}
+
 	per = max(1, per)
 	for ; from < end; from += per {
 		emit(from, min(from+per, end))
 	}
+
 	if end < to {
 		emit(end, to)
 	}
@@ -294,6 +304,7 @@ func (g grid) touchedRows(sizes []int64, box tensor.Box, first, last int64) [][2
 		}
 		out = append(out, [2]int64{r0, r1})
 	}
+
 	return out
 }
 
@@ -303,11 +314,13 @@ func touches(sizes []int64, box tensor.Box, r0, r1 int64) bool {
 	if err != nil {
 		return true // it is safe to read more than needed
 	}
+
 	for _, p := range parts {
 		if _, ok := p.Intersect(box); ok {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -320,10 +333,12 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 	if err != nil {
 		return err
 	}
+
 	columns, err := tensor.FlatBoxes(sizes[k:], lo, lo+width)
 	if err != nil {
 		return err
 	}
+
 	strides := make([]int64, len(sizes)) // of the elements in p, in rows of width elements
 	for d, stride := len(sizes)-1, int64(1); d >= 0; d-- {
 		if d == k-1 {
@@ -332,6 +347,7 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 		strides[d] = stride
 		stride *= sizes[d]
 	}
+
 	for _, row := range rows {
 		for _, column := range columns {
 			part := tensor.Box{Offsets: slices.Concat(row.Offsets, column.Offsets), Sizes: slices.Concat(row.Sizes, column.Sizes)}
@@ -339,23 +355,28 @@ func (g grid) fill(dst *tensor.Tensor, sizes []int64, dtype tensor.DType, box te
 			if !ok {
 				continue
 			}
+
 			at := -s.row0*width - lo
 			for d, o := range common.Offsets {
 				at += o * strides[d]
 			}
+
 			src, err := tensor.FromStrided(dtype, common.Sizes, strides, at, p)
 			if err != nil {
 				return err
 			}
+
 			to, err := dst.Narrow(common.Relative(box.Offsets))
 			if err != nil {
 				return err
 			}
+
 			if err := tensor.Convert(to, src, tensor.CastInRange); err != nil {
 				return err
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -401,6 +422,7 @@ func (c *tiledChunk) Cover(box tensor.Box, most, gap int64) []reading.Span {
 			out[i].At = from - lo
 		}
 	}
+
 	return out
 }
 

@@ -69,18 +69,22 @@ func openIndexEnd(ctx context.Context, r blob.Reader, first int64) (*indexFile, 
 	if size < indexHeaderSize+indexTailSize {
 		return nil, fmt.Errorf("%w: %d bytes are too few", storage.ErrCorrupt, size)
 	}
+
 	buf := make([]byte, min(size, first))
 	if err := r.ReadAt(ctx, buf, size-int64(len(buf))); err != nil {
 		return nil, fmt.Errorf("tail: %w", err)
 	}
+
 	tail, err := decodeIndexTail(buf[len(buf)-indexTailSize:], size)
 	if err != nil {
 		return nil, err
 	}
+
 	dir, err := readDirectory(ctx, r, tail, buf)
 	if err != nil {
 		return nil, err
 	}
+
 	x := &indexFile{r: r, end: buf, tail: tail}
 	if err := x.decodeDirectory(dir); err != nil {
 		return nil, fmt.Errorf("%w: directory: %w", storage.ErrCorrupt, err)
@@ -101,6 +105,7 @@ func readDirectory(ctx context.Context, r blob.Reader, t indexTail, end []byte) 
 		}
 		copy(dir[missing:], have)
 	}
+
 	if crc32c.Checksum(dir) != t.dirCRC {
 		return nil, fmt.Errorf("%w: the directory's checksum does not match", storage.ErrCorrupt)
 	}
@@ -123,11 +128,13 @@ func (x *indexFile) lookup(ctx context.Context, fqn string) (*meta.Entry, bool, 
 	if i < 0 {
 		return nil, false, nil
 	}
+
 	b := &x.blocks[i]
 	buf := make([]byte, b.length+crcSize)
 	if err := x.read(ctx, buf, b.offset); err != nil {
 		return nil, false, fmt.Errorf("block %d: %w", i, err)
 	}
+
 	e, err := x.findInBlock(b, buf, fqn)
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
@@ -142,6 +149,7 @@ func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.En
 	if err != nil {
 		return nil, err
 	}
+
 	s := newBlockScanner(payload, b)
 	for s.next() {
 		if string(s.fqn) < fqn {
@@ -150,6 +158,7 @@ func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.En
 		if string(s.fqn) > fqn {
 			return nil, nil
 		}
+
 		d := entryDecoder{files: x.names}
 		e := new(meta.Entry)
 		if err := d.decode(fqn, s.body, e); err != nil {
@@ -157,6 +166,7 @@ func (x *indexFile) findInBlock(b *indexBlock, buf []byte, fqn string) (*meta.En
 		}
 		return e, nil
 	}
+
 	return nil, s.err
 }
 
@@ -209,12 +219,14 @@ func decodeIndexTail(p []byte, size int64) (t indexTail, err error) {
 	if string(fixed[8:]) != indexEndMagic {
 		return t, fmt.Errorf("%w: it does not end as an index does", storage.ErrCorrupt)
 	}
+
 	if v := leUint32(fixed); v != indexVersion {
 		return t, versionError(uint64(v), indexVersion)
 	}
 	if crc32c.Checksum(p[:len(p)-12]) != leUint32(fixed[4:]) {
 		return t, fmt.Errorf("%w: the tail's checksum does not match", storage.ErrCorrupt)
 	}
+
 	r := wire.NewReader(p)
 	offset, length := r.U64(), r.U64()
 	entries, chunks := r.U64(), r.U64()
@@ -246,6 +258,7 @@ func encodeDirectory(names []string, blocks []indexBlock) []byte {
 		putFrontCoded(&w, prev, name)
 		prev = name
 	}
+
 	w.Uvarint(uint64(len(blocks)))
 	prev = ""
 	for i := range blocks {
@@ -256,6 +269,7 @@ func encodeDirectory(names []string, blocks []indexBlock) []byte {
 		putFrontCoded(&w, prev, b.first)
 		prev = b.first
 	}
+
 	return w.B
 }
 
@@ -274,6 +288,7 @@ func (x *indexFile) decodeDirectory(dir []byte) error {
 			r.Fail("%w", err)
 		}
 	}
+
 	x.decodeBlocks(r)
 	return r.Done()
 }
@@ -288,19 +303,23 @@ func (x *indexFile) decodeBlocks(r *wire.Reader) {
 		if b.length > x.tail.dirOffset-at-crcSize {
 			r.Fail("block %d of %d bytes at %d leaves the file", i, b.length, at)
 		}
+
 		b.entries = r.CountMax(int(b.length / minEntrySize))
 		b.chunks = r.CountMax(int(b.length / crcSize))
 		if !first.next(r, i > 0) {
 			return
 		}
+
 		b.first = string(first.s)
 		if b.entries == 0 || !utf8.ValidString(b.first) {
 			r.Fail("block %d has no entries, or a name that is not UTF-8", i)
 		}
+
 		at += b.length + crcSize
 		entries += b.entries
 		chunks += b.chunks
 	}
+
 	if at != x.tail.dirOffset || int64(entries) != x.tail.entries || int64(chunks) != x.tail.chunks {
 		r.Fail("the sizes and counts of the blocks do not add up to those in the tail")
 	}
@@ -320,6 +339,7 @@ func (x *indexFile) all(ctx context.Context) ([]meta.Entry, error) {
 	if len(x.blocks) == 0 {
 		return nil, x.checkNothing(ctx)
 	}
+
 	entries := make([]meta.Entry, x.tail.entries)
 	ends := append([]int{0}, x.pieceEnds()...)
 	err := work.Each(ctx, len(ends)-1, runtime.GOMAXPROCS(0), func(ctx context.Context, i int) error {
@@ -345,6 +365,7 @@ func (x *indexFile) pieceEnds() []int {
 			n = 0
 		}
 	}
+
 	return ends
 }
 
@@ -356,15 +377,18 @@ func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []m
 	if first == 0 {
 		start = 0 // with the header
 	}
+
 	buf := make([]byte, last.offset+last.length+crcSize-start)
 	if err := x.read(ctx, buf, start); err != nil {
 		return fmt.Errorf("block %d: %w", first, err)
 	}
+
 	if first == 0 {
 		if err := checkIndexHeader(buf); err != nil {
 			return err
 		}
 	}
+
 	d := newEntryDecoder(x.names)
 	for i := first; i < end; i++ {
 		b := &x.blocks[i]
@@ -373,6 +397,7 @@ func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []m
 			return fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
 		}
 	}
+
 	return nil
 }
 
@@ -383,6 +408,7 @@ func (x *indexFile) decodeBlock(d *entryDecoder, i int, buf []byte, out []meta.E
 	if err != nil {
 		return err
 	}
+
 	d.chunks = 0
 	s := newBlockScanner(payload, b)
 	for n := 0; s.next(); n++ {
@@ -391,6 +417,7 @@ func (x *indexFile) decodeBlock(d *entryDecoder, i int, buf []byte, out []meta.E
 			return fmt.Errorf("entry %q: %w", fqn, err)
 		}
 	}
+
 	if s.err != nil {
 		return s.err
 	}
@@ -453,6 +480,7 @@ func (f *frontCoded) next(r *wire.Reader, follows bool) bool {
 	if r.Err() != nil {
 		return false
 	}
+
 	if n > len(f.s) {
 		r.Fail("a name shares %d bytes with one of %d", n, len(f.s))
 		return false
@@ -461,6 +489,7 @@ func (f *frontCoded) next(r *wire.Reader, follows bool) bool {
 		r.Fail("a name that does not follow %q", f.s)
 		return false
 	}
+
 	f.s = append(f.s[:n], rest...)
 	return true
 }
@@ -495,10 +524,12 @@ func (s *blockScanner) next() bool {
 		s.err = s.r.Err()
 		return false
 	}
+
 	s.fqn, s.body = s.name.s, s.r.Bytes()
 	if s.err = s.r.Err(); s.err != nil {
 		return false
 	}
+
 	if s.count == 0 && string(s.fqn) != s.block.first {
 		s.err = fmt.Errorf("it begins with %q, the directory says %q", s.fqn, s.block.first)
 		return false
@@ -507,6 +538,7 @@ func (s *blockScanner) next() bool {
 		s.err = fmt.Errorf("the name %q is not UTF-8", s.fqn)
 		return false
 	}
+
 	s.count++
 	return true
 }

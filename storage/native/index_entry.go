@@ -104,6 +104,7 @@ func (d *entryDecoder) decode(fqn string, body []byte, e *meta.Entry) error {
 	head := r.Byte()
 	e.FQN = fqn
 	e.Path = d.path(r, pathForm(head>>1), fqn)
+
 	if head&kindMask == kindTensor {
 		e.Tensor = d.tensor(r)
 	} else {
@@ -119,6 +120,7 @@ func (d *entryDecoder) tensor(r *wire.Reader) *meta.Tensor {
 	if flags&^flagsKnown != 0 || flags&flagOneKey != 0 && flags&flagKeys != 0 {
 		r.Fail("the unknown flags %#x", flags)
 	}
+
 	t.RequiresGrad, t.PinMemory = flags&flagRequiresGrad != 0, flags&flagPinMemory != 0
 	if flags&flagMemoryFormat != 0 {
 		t.MemoryFormat = d.word(r.Bytes())
@@ -126,10 +128,12 @@ func (d *entryDecoder) tensor(r *wire.Reader) *meta.Tensor {
 	if flags&flagLayout != 0 {
 		t.Layout = d.word(r.Bytes())
 	}
+
 	t.Shape = d.ints.take(r.CountMax(tensor.MaxDims))
 	for i := range t.Shape {
 		t.Shape[i] = r.Size()
 	}
+
 	n := r.Count(crcSize)
 	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
 		r.Fail("%w", err)
@@ -149,6 +153,7 @@ func (d *entryDecoder) chunksOf(r *wire.Reader, t *meta.Tensor, n int, flags byt
 	for i := range 2 * dims {
 		readColumn(r, rows[i:], 2*dims, n)
 	}
+
 	d.scratch = slices.Grow(d.scratch[:0], 2*n)[:2*n]
 	files, offsets := d.scratch[:n], d.scratch[n:]
 	readColumn(r, files, 1, n)
@@ -156,6 +161,7 @@ func (d *entryDecoder) chunksOf(r *wire.Reader, t *meta.Tensor, n int, flags byt
 	if r.Err() != nil {
 		return
 	}
+
 	t.Chunks, t.Locs = d.boxes.take(n), d.locs.take(n)
 	for c := range n {
 		row := rows[2*dims*c:][: 2*dims : 2*dims]
@@ -163,12 +169,14 @@ func (d *entryDecoder) chunksOf(r *wire.Reader, t *meta.Tensor, n int, flags byt
 		t.Locs[c].Offset = offsets[c]
 		t.Locs[c].File = d.file(r, files[c])
 	}
+
 	d.keys(r, t.Locs, flags)
 	if flags&flagStorageData != 0 {
 		for i := range t.Locs {
 			setStorageData(&t.Locs[i], r.Bytes())
 		}
 	}
+
 	d.lengths(r, t)
 	d.chunks += n
 }
@@ -225,10 +233,12 @@ func (d *entryDecoder) lengths(r *wire.Reader, t *meta.Tensor) {
 			r.Fail("chunk %d: %w", c, err)
 			return
 		}
+
 		if c == 0 || !slices.Equal(b.Sizes, t.Chunks[c-1].Sizes) {
 			length = b.Volume() * int64(t.DType.Size())
 			tiles = sums.count(b.Sizes, length, t.DType.Size())
 		}
+
 		if !setLength(r, l, length) {
 			return
 		}
@@ -255,6 +265,7 @@ func (d *entryDecoder) bytes(r *wire.Reader) *meta.Bytes {
 		data, where = r.Bytes(), r.Byte()
 	}
 	defer func() { setStorageData(&v.Loc, data) }()
+
 	switch where {
 	case bytesInline:
 		p := r.Bytes()
@@ -266,12 +277,14 @@ func (d *entryDecoder) bytes(r *wire.Reader) *meta.Bytes {
 		r.Fail("the unknown place %d", where)
 		return v
 	}
+
 	v.Size = r.Size()
 	v.Loc.File = d.file(r, r.Size())
 	v.Loc.Offset = r.Size()
 	if where == bytesKeyed {
 		v.Loc.Detail = d.detail(r.String())
 	}
+
 	if setLength(r, &v.Loc, v.Size) {
 		sums := sumReader{r: r, all: d.sums.take(r.Len() / crcSize)}
 		v.Loc.Sums = sums.take(sums.count([]int64{v.Size}, v.Size, 1))
@@ -306,19 +319,23 @@ func (s *sumReader) take(n int64) []uint32 {
 		}
 		return s.all[:0:0]
 	}
+
 	if n > int64(len(s.all)) {
 		s.r.Fail("no checksums for a chunk")
 		return nil
 	}
+
 	raw := s.r.Raw(int(n) * crcSize)
 	if raw == nil {
 		return nil
 	}
+
 	out := s.all[:n:n]
 	s.all = s.all[n:]
 	for i := range out {
 		out[i] = leUint32(raw[i*crcSize:])
 	}
+
 	return out
 }
 
@@ -363,6 +380,7 @@ func pathFormOf(fqn string, p meta.Path) pathForm {
 	case ints:
 		return pathStepsInts
 	}
+
 	return pathSteps
 }
 
@@ -383,11 +401,13 @@ func putPath(w *wire.Writer, form pathForm, p meta.Path) error {
 	if form == pathNone || form == pathName {
 		return nil
 	}
+
 	w.Uvarint(uint64(len(p)))
 	for _, s := range p {
 		if err := s.Check(); err != nil {
 			return err
 		}
+
 		n, kind := uint64(len(s.String())), uint64(stepKey)
 		switch {
 		case s.List && !form.cut():
@@ -397,14 +417,17 @@ func putPath(w *wire.Writer, form pathForm, p meta.Path) error {
 		case s.Int:
 			kind = stepInt
 		}
+
 		if n<<form.bits()>>form.bits() != n {
 			return fmt.Errorf("position %d in its path", n)
 		}
+
 		w.Uvarint(n<<form.bits() | kind)
 		if !form.cut() && !s.List {
 			w.B = append(w.B, s.Key...)
 		}
 	}
+
 	return nil
 }
 
@@ -421,10 +444,12 @@ func (d *entryDecoder) path(r *wire.Reader, form pathForm, fqn string) meta.Path
 		r.Fail("the unknown path form %d", form)
 		return nil
 	}
+
 	p := d.steps.take(r.Count(1))
 	if len(p) == 0 {
 		r.Fail("a path without steps")
 	}
+
 	rest := fqn
 	for i := range p {
 		v := r.Uvarint()
@@ -444,11 +469,13 @@ func (d *entryDecoder) path(r *wire.Reader, form pathForm, fqn string) meta.Path
 		default:
 			text, rest = rest[:n], rest[n+1:]
 		}
+
 		if r.Err() != nil {
 			return nil
 		}
 		p[i] = stepFrom(r, text, kind)
 	}
+
 	return p
 }
 
@@ -461,6 +488,7 @@ func stepFrom(r *wire.Reader, s string, kind uint64) meta.Step {
 		}
 		return meta.Pos(pos)
 	}
+
 	step := meta.Step{Key: s, Int: kind == stepInt}
 	if kind > stepInt {
 		r.Fail("a step of kind %d", kind)
@@ -487,6 +515,7 @@ func putColumn(w *wire.Writer, n int, value func(i int) int64) {
 		delta, prev = v-prev, v
 		run++
 	}
+
 	if run > 0 {
 		w.Varint(delta)
 		w.Uvarint(run)
@@ -506,6 +535,7 @@ func readColumn(r *wire.Reader, dst []int64, stride, n int) {
 			r.Fail("a run of no values")
 			return
 		}
+
 		n -= run
 		for range run {
 			v += delta

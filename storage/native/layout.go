@@ -103,6 +103,7 @@ func nestedLen(s string) int64 {
 			n += 6
 		}
 	}
+
 	return n
 }
 
@@ -118,17 +119,20 @@ func spread(items []*plan.WriteItem, n int, ties map[*plan.WriteItem][]*plan.Wri
 	for i := range order {
 		order[i] = i
 	}
+
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(items[b].NumBytes(), items[a].NumBytes()) })
 	bins := make([]*bin, n)
 	for i := range bins {
 		bins[i] = &bin{names: map[string]bool{}}
 	}
+
 	repeated := repeatedNames(items)
 	for _, i := range order {
 		fqn, cost := items[i].FQN(), headerCost(items[i])
 		for _, t := range ties[items[i]] {
 			cost += headerCost(t)
 		}
+
 		best := emptiest(bins, fqn, cost, false)
 		if best == nil && len(bins) >= max(n, nameFiles) {
 			best = emptiest(bins, fqn, cost, true)
@@ -137,6 +141,7 @@ func spread(items []*plan.WriteItem, n int, ties map[*plan.WriteItem][]*plan.Wri
 			best = &bin{names: map[string]bool{}}
 			bins = append(bins, best)
 		}
+
 		best.items = append(best.items, i)
 		if repeated[fqn] {
 			best.names[fqn] = true
@@ -144,19 +149,23 @@ func spread(items []*plan.WriteItem, n int, ties map[*plan.WriteItem][]*plan.Wri
 		best.bytes += items[i].NumBytes()
 		best.header += cost
 	}
+
 	var out [][]*plan.WriteItem
 	for _, b := range bins {
 		slices.SortFunc(b.items, func(x, y int) int {
 			return cmp.Or(cmp.Compare(elementSize(items[y]), elementSize(items[x])), cmp.Compare(x, y))
 		})
+
 		f := make([]*plan.WriteItem, len(b.items))
 		for i, n := range b.items {
 			f[i] = items[n]
 		}
+
 		if len(f) > 0 {
 			out = append(out, f)
 		}
 	}
+
 	return out
 }
 
@@ -196,11 +205,13 @@ func lay(name string, items []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.
 		} else if repeated[e.Name] {
 			seen[e.Name] = true
 		}
+
 		n := it.NumBytes()
 		e.Begin, e.End = at, at+n
 		if at+n < at {
 			return nil, fmt.Errorf("%s: more bytes than a file can hold", name)
 		}
+
 		h.Entries[i] = e
 		f.items[i] = placed{item: it, ties: ties[it], key: e.Name, offset: at, length: n}
 		if len(ties[it]) > 0 {
@@ -208,16 +219,20 @@ func lay(name string, items []*plan.WriteItem, ties map[*plan.WriteItem][]*plan.
 		}
 		at += n
 	}
+
 	if err := self.fill(h.Metadata, f.items); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	var err error
 	if f.header, err = safetensors.Encode(h, headerAlign); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+
 	for i := range f.items {
 		f.items[i].offset += int64(len(f.header))
 	}
+
 	f.size = int64(len(f.header)) + at
 	return f, nil
 }
@@ -243,6 +258,7 @@ func reservedKey(fqn string) bool {
 func (f *dataFile) parts() *commit.DataFile {
 	out := &commit.DataFile{Name: f.name, Parts: make([]commit.Part, 0, 1+len(f.items))}
 	out.Parts = append(out.Parts, commit.Part{Length: int64(len(f.header)), Literal: f.header})
+
 	// The items pass one after the other, so that they share these.
 	var g grid
 	var it *placed
@@ -262,6 +278,7 @@ func (f *dataFile) parts() *commit.DataFile {
 		it := &f.items[i]
 		out.Parts = append(out.Parts, commit.Part{Length: it.length, Item: it.item, Ties: it.ties, Pass: pass})
 	}
+
 	out.Results = func() []storage.WriteResult {
 		results := make([]storage.WriteResult, 0, len(f.items))
 		for i := range f.items {
@@ -282,9 +299,11 @@ func (f *dataFile) sumApart(to *commit.DataFile) {
 	for i := range to.Parts {
 		to.Parts[i].Pass = nil
 	}
+
 	for i := range f.items {
 		_, f.items[i].sums = f.items[i].newSums()
 	}
+
 	to.Seen = func(p []byte, at int64) {
 		end := at + int64(len(p))
 		i := sort.Search(len(f.items), func(i int) bool { return f.items[i].offset+f.items[i].length > at })

@@ -86,16 +86,19 @@ func (r *record) alone() *record {
 	for _, c := range r.Coded {
 		stored[c.Stored] = true
 	}
+
 	out.Files = slices.DeleteFunc(slices.Clone(r.Files), func(f storage.File) bool { return stored[f.Name] })
 	for _, c := range r.Coded {
 		out.Files = append(out.Files, c.File)
 	}
+
 	slices.SortFunc(out.Files[1:], func(a, b storage.File) int { return strings.Compare(a.Name, b.Name) })
 	out.Coded, out.Bases, out.Chain = nil, nil, nil
 	out.sizes = make(map[string]int64, len(out.Files))
 	for _, f := range out.Files {
 		out.sizes[f.Name] = f.Size
 	}
+
 	return &out
 }
 
@@ -119,6 +122,7 @@ func decodeRecord(b []byte) (*record, error) {
 	if !utf8.Valid(b) {
 		return nil, fmt.Errorf("%w: not UTF-8", storage.ErrCorrupt)
 	}
+
 	o, err := unwrapRecord(b)
 	if errors.Is(err, storage.ErrVersion) {
 		return nil, err
@@ -126,6 +130,7 @@ func decodeRecord(b []byte) (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
+
 	r := readRecordFields(o)
 	switch o.int("version", 0) {
 	case tiedVersion:
@@ -134,6 +139,7 @@ func decodeRecord(b []byte) (*record, error) {
 		o.get("tied", &r.Tied)
 		r.readCoded(o)
 	}
+
 	if o.has("hashes") {
 		r.Hashes = readFiles(o, "hashes")
 	}
@@ -156,14 +162,17 @@ func unwrapRecord(b []byte) (*jsonFields, error) {
 	if err := errors.Join(file.err, o.err); err != nil {
 		return nil, err
 	}
+
 	crc, sealed := file.fields["crc32c"]
 	want := hexCRC(crc32c.Checksum(value))
 	if sealed && string(crc) != strconv.Quote(want) {
 		return nil, fmt.Errorf("the checksum of the record does not match: it says %.20s, it is %q", crc, want)
 	}
+
 	if name := o.str("format"); o.err == nil && name != formatName {
 		return nil, fmt.Errorf("format %q, want %q", name, formatName)
 	}
+
 	version := o.int("version", 0)
 	if o.err != nil {
 		return nil, o.err
@@ -188,6 +197,7 @@ func readRecordFields(o *jsonFields) *record {
 	if o.has("step") {
 		r.Step = new(o.int("step", -1<<63))
 	}
+
 	if o.has("tags") {
 		r.Tags = readTags(o)
 	}
@@ -198,11 +208,13 @@ func readRecordFields(o *jsonFields) *record {
 			o.fail("line", r.Line.Check())
 		}
 	}
+
 	if o.has("planner_data") {
 		var compact bytes.Buffer
 		o.fail("planner_data", json.Compact(&compact, o.raw("planner_data")))
 		r.PlannerData = compact.Bytes()
 	}
+
 	t := o.object("totals")
 	r.Totals = recordTotals{t.int("tensors", 0), t.int("values", 0), t.int("chunks", 0), t.int("bytes", 0)}
 	o.fail("totals", t.err)
@@ -211,6 +223,7 @@ func readRecordFields(o *jsonFields) *record {
 		r.Timeline, err = readTimeline(o.raw("timeline"), r.WorldSize)
 		o.fail("timeline", err)
 	}
+
 	r.Files = readFiles(o, "files")
 	return r
 }
@@ -224,6 +237,7 @@ func readFiles(o *jsonFields, field string) []storage.File {
 		CRC  *string `json:"crc32c"`
 	}
 	o.get(field, &list)
+
 	out := make([]storage.File, len(list))
 	for i, f := range list {
 		switch {
@@ -241,6 +255,7 @@ func readFiles(o *jsonFields, field string) []storage.File {
 			out[i] = storage.File{Name: *f.Name, Size: *f.Size, CRC32C: crc}
 		}
 	}
+
 	return out
 }
 
@@ -254,14 +269,17 @@ func (r *record) readCoded(o *jsonFields) {
 		Stored string `json:"stored"`
 	}
 	o.get("coded", &coded)
+
 	if o.err == nil && len(coded) == 0 {
 		o.fail("coded", errors.New("empty"))
 	}
+
 	for i, c := range coded {
 		crc, err := parseCRC(c.CRC)
 		o.fail(fmt.Sprintf("coded[%d]: crc32c", i), err)
 		r.Coded = append(r.Coded, storage.Coded{File: storage.File{Name: c.Name, Size: c.Size, CRC32C: crc}, Stored: c.Stored})
 	}
+
 	var bases []struct {
 		Folder string `json:"folder"`
 		Files  []struct {
@@ -270,6 +288,7 @@ func (r *record) readCoded(o *jsonFields) {
 		} `json:"files"`
 	}
 	o.get("bases", &bases)
+
 	for _, b := range bases {
 		base := baseFolder{Folder: b.Folder}
 		for _, f := range b.Files {
@@ -277,6 +296,7 @@ func (r *record) readCoded(o *jsonFields) {
 		}
 		r.Bases = append(r.Bases, base)
 	}
+
 	r.readChain(o)
 }
 
@@ -292,6 +312,7 @@ func (r *record) checkCoded() error {
 		}
 		r.sizes[c.Name] = c.Size
 	}
+
 	for i, b := range r.Bases {
 		if err := delta.CheckFolder(b.Folder); err != nil {
 			return fmt.Errorf("bases[%d]: %w", i, err)
@@ -302,11 +323,13 @@ func (r *record) checkCoded() error {
 			}
 		}
 	}
+
 	for i, f := range r.Hashes {
 		if _, ok := parseDataOrDelta(f.Name); !ok || !strings.HasSuffix(f.Name, deltaSuffix) {
 			return fmt.Errorf("hashes[%d]: %q is not the name of a delta file", i, f.Name)
 		}
 	}
+
 	return r.Chain.check()
 }
 
@@ -332,6 +355,7 @@ func (r *record) check() error {
 	if len(r.Files) == 0 || r.Files[0].Name != indexFileName(r.SaveID) {
 		return fmt.Errorf("files: the first is not the index, %s", indexFileName(r.SaveID))
 	}
+
 	r.sizes = make(map[string]int64, len(r.Files))
 	for i, f := range r.Files {
 		if err := blob.CheckName(f.Name); err != nil {
@@ -342,6 +366,7 @@ func (r *record) check() error {
 		}
 		r.sizes[f.Name] = f.Size
 	}
+
 	return r.checkCoded()
 }
 
@@ -366,6 +391,7 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	if err := r.checkText(); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}
+
 	w := recordWriter{}
 	w.field("format", formatName)
 	w.field("version", r.version())
@@ -373,9 +399,11 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	if r.Step != nil {
 		w.field("step", *r.Step)
 	}
+
 	w.field("time", r.Time.UTC().Format(time.RFC3339Nano))
 	w.field("world_size", r.WorldSize)
 	w.field("writer", r.Writer)
+
 	if len(r.Tags) > 0 {
 		w.field("tags", r.Tags)
 	}
@@ -385,6 +413,7 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	if r.PlannerData != nil {
 		w.field("planner_data", r.PlannerData)
 	}
+
 	t := r.Totals
 	w.member("totals", fmt.Sprintf(`{"tensors": %d, "values": %d, "chunks": %d, "bytes": %d}`, t.Tensors, t.Values, t.Chunks, t.Bytes))
 	if text := timelineText(r.Timeline, r.WorldSize); text != "" {
@@ -393,6 +422,7 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 	if len(r.Coded) > 0 {
 		w.field("tied", r.Tied)
 	}
+
 	w.list("files", len(r.Files), func(i int) string { return w.file(&r.Files[i]) })
 	if len(r.Coded) > 0 {
 		w.list("coded", len(r.Coded), func(i int) string {
@@ -401,15 +431,18 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 		})
 		w.list("bases", len(r.Bases), func(i int) string { return w.base(&r.Bases[i]) })
 	}
+
 	if c := r.Chain; c != nil {
 		w.member("chain", fmt.Sprintf(`{"referring": %d, "needs": [%s]}`, c.Referring, w.needs(c.Needs)))
 	}
 	if len(r.Hashes) > 0 {
 		w.list("hashes", len(r.Hashes), func(i int) string { return w.file(&r.Hashes[i]) })
 	}
+
 	if w.err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, w.err)
 	}
+
 	value := []byte("{\n    " + strings.Join(w.members, ",\n    ") + "\n  }")
 	b := wrapRecord(hexCRC(crc32c.Checksum(value)), value)
 	if len(b) > limit && r.Timeline != nil {
@@ -417,6 +450,7 @@ func encodeWithin(r *record, limit int) ([]byte, error) {
 		less.Timeline = nil
 		return encodeWithin(&less, limit)
 	}
+
 	if _, err := decodeRecord(b); err != nil {
 		return nil, fmt.Errorf("record: %w: %w", meta.ErrInvalid, err)
 	}
@@ -525,21 +559,25 @@ func (o *jsonFields) read(b []byte) error {
 	if start, err := d.Token(); err != nil || start != json.Delim('{') {
 		return cmp.Or(err, errors.New("it does not begin with a brace"))
 	}
+
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
 			return err
 		}
+
 		name, _ := key.(string) // every key is a string
 		if _, twice := o.fields[name]; twice {
 			return fmt.Errorf("the field %q twice", name)
 		}
+
 		var value json.RawMessage
 		if err := d.Decode(&value); err != nil {
 			return err
 		}
 		o.fields[name] = value
 	}
+
 	if _, err := d.Token(); err != nil { // the closing brace
 		return err
 	}

@@ -27,6 +27,7 @@ func neededBeside(ctx context.Context, store blob.Store, rec *record) (map[strin
 			return referred(ctx, store)
 		}
 	}
+
 	return nil, nil
 }
 
@@ -40,12 +41,14 @@ func refuseDeltas(ctx context.Context, store blob.Store) error {
 		}
 		infos[info.Name] = true
 	}
+
 	for name := range infos {
 		stem, ok := strings.CutSuffix(name, deltaSuffix)
 		if _, ours := parseDataOrDelta(name); ok && ours && !infos[stem+dataSuffix] {
 			return fmt.Errorf("%w: %s of %s stores a data file that refers to other checkpoints, and its record or index cannot be rebuilt", errors.ErrUnsupported, name, store)
 		}
 	}
+
 	return nil
 }
 
@@ -72,6 +75,7 @@ func StoredFile(ctx context.Context, store blob.Store, name string) (f storage.F
 	if err != nil {
 		return f, false, err
 	}
+
 	i := slices.IndexFunc(rec.Files, func(f storage.File) bool { return f.Name == name })
 	if i < 0 {
 		return f, false, nil
@@ -86,17 +90,21 @@ func Stored(ctx context.Context, store blob.Store) (delta map[string]storage.Fil
 	if err != nil {
 		return nil, nil, err
 	}
+
 	files := map[string]storage.File{}
 	for _, f := range rec.Files {
 		files[f.Name] = f
 	}
+
 	delta = map[string]storage.File{}
 	for _, c := range rec.Coded {
 		delta[c.Name] = files[c.Stored]
 	}
+
 	for _, b := range rec.Bases {
 		refers = append(refers, b.Files...)
 	}
+
 	return delta, refers, nil
 }
 
@@ -132,15 +140,18 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 	if err != nil {
 		return nil, err
 	}
+
 	folders, err := blob.Folders(ctx, parent, "")
 	if err != nil {
 		return nil, err
 	}
+
 	out := map[string]bool{}
 	soon, err := commit.Referring(ctx, store)
 	if err != nil {
 		return nil, err
 	}
+
 	if soon { // a save is about to refer to some of the files
 		for info, err := range store.List(ctx, "") {
 			if err != nil {
@@ -149,14 +160,17 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 			out[info.Name] = true
 		}
 	}
+
 	for _, name := range folders {
 		if name == own || blob.CheckName(name) != nil {
 			continue
 		}
+
 		at, err := blob.NewSub(parent, name)
 		if err != nil {
 			return nil, err
 		}
+
 		rec, err := readRecordOnly(ctx, at)
 		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrCorrupt) || err != nil && skip(err) {
 			continue
@@ -164,6 +178,7 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 		if err != nil { // a record of a later version may refer to anything
 			return nil, err
 		}
+
 		for _, b := range rec.Bases {
 			for _, f := range b.Files {
 				if b.Folder == own {
@@ -172,6 +187,7 @@ func referredBy(ctx context.Context, store blob.Store, skip func(error) bool) (m
 			}
 		}
 	}
+
 	return out, nil
 }
 
@@ -192,6 +208,7 @@ func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error
 			all = append(all, file{at, f})
 		}
 	}
+
 	return work.Each(ctx, len(all), parallelBases, func(ctx context.Context, i int) error {
 		f := &all[i]
 		info, err := f.at.Stat(ctx, f.Name)
@@ -203,6 +220,7 @@ func checkBases(ctx context.Context, store blob.Store, bases []baseFolder) error
 		case info.Size != f.Size:
 			return fmt.Errorf("%s refers to %s of %s, which has %d bytes instead of %d: %w", store, f.Name, f.at, info.Size, f.Size, storage.ErrBaseGone)
 		}
+
 		return nil
 	})
 }

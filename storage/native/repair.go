@@ -79,6 +79,7 @@ func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairRepo
 	if opts != nil {
 		o = *opts
 	}
+
 	var rep *RepairReport
 	var err error
 	for range openTries {
@@ -87,6 +88,7 @@ func Repair(ctx context.Context, s blob.Store, opts *RepairOptions) (*RepairRepo
 			break
 		}
 	}
+
 	return rep, err
 }
 
@@ -100,6 +102,7 @@ func repair(ctx context.Context, s blob.Store, o RepairOptions) (*RepairReport, 
 		rep.count(rec.SaveID, len(rec.Files)-1, rec.Totals)
 		return rep, nil
 	}
+
 	if whole {
 		if err := checkBeforeRepair(ctx, s, rec, o); err != nil {
 			return nil, err
@@ -122,16 +125,19 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 	if want == "" && rec != nil {
 		want = rec.SaveID
 	}
+
 	if err := commit.CheckIdle(ctx, s, lockFormat); err != nil {
 		return err
 	}
 	if err := refuseDeltas(ctx, s); err != nil {
 		return err
 	}
+
 	rb, err := chooseSave(ctx, s, want, rep)
 	if err != nil {
 		return changedOr(ctx, s, rec, err)
 	}
+
 	var lock *commit.SaveLock
 	if !o.DryRun {
 		// From here on no sweep removes the files of this save.
@@ -139,14 +145,17 @@ func rebuildRecord(ctx context.Context, s blob.Store, rec *record, o RepairOptio
 			return err
 		}
 	}
+
 	rep.Recomputed, rep.Problems = 0, nil // of this try
 	err = rb.scan(ctx, rec, o, rep)
 	if err == nil && !o.DryRun {
 		err = rb.write(ctx, rec)
 	}
+
 	if err = errors.Join(changedOr(ctx, s, rec, err), lock.Release()); err != nil {
 		return err
 	}
+
 	rep.Rebuilt = true
 	rep.count(rb.id, len(rb.names), totalsOf(rb.md.Entries))
 	return nil
@@ -173,10 +182,12 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 	if o.SaveID != "" && o.SaveID != rec.SaveID {
 		return nil // the files of another save are used
 	}
+
 	have, err := filesOf(ctx, s, rec.SaveID)
 	if err != nil {
 		return err
 	}
+
 	for _, f := range rec.Files {
 		size, ok := have[f.Name]
 		if !ok {
@@ -186,18 +197,22 @@ func checkBeforeRepair(ctx context.Context, s blob.Store, rec *record, o RepairO
 			return fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, s, size, f.Size)
 		}
 	}
+
 	if !o.Force {
 		return nil
 	}
+
 	c, err := Format{}.Open(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+
 	rep, err := c.Verify(ctx, o.Progress)
 	if err != nil || len(rep.Problems) == 0 {
 		return err
 	}
+
 	p := rep.Problems[0]
 	return fmt.Errorf("%w: %d problems, the first in %s: %s; the index is readable and its checksums are right: repair would only hide it",
 		storage.ErrCorrupt, len(rep.Problems), p.File, p.Text)
@@ -214,6 +229,7 @@ func diagnose(ctx context.Context, s blob.Store) (*record, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
+
 	c, err := openCheckpoint(ctx, s, readRecord, nil)
 	if err == nil {
 		defer c.Close()
@@ -244,11 +260,13 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 	if rec != nil && rec.SaveID == rb.id {
 		rb.md.PlannerData = rec.PlannerData
 	}
+
 	return commit.Locked(ctx, rb.store, func() error {
 		cond, err := replaces(ctx, rb.store)
 		if err != nil {
 			return err
 		}
+
 		now, err := readRecord(ctx, rb.store)
 		if err != nil && !broken(err) {
 			return err
@@ -256,13 +274,16 @@ func (rb *rebuild) write(ctx context.Context, rec *record) error {
 		if err == nil && (rec == nil || now.SaveID != rec.SaveID) {
 			return fmt.Errorf("%w: %s now holds save %s", storage.ErrChanged, rb.store, now.SaveID)
 		}
+
 		have, err := filesOf(ctx, rb.store, rb.id)
 		if err != nil {
 			return err
 		}
+
 		if err := commit.CheckFiles(have, []*storage.WriteResults{{Files: rb.files}}); err != nil {
 			return err
 		}
+
 		err = commitIf(ctx, rb.store, &rb.md, rb.files, cond)
 		if errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%w: %w", storage.ErrChanged, err)
@@ -298,6 +319,7 @@ func chooseSave(ctx context.Context, s blob.Store, want string, rep *RepairRepor
 	if err != nil {
 		return nil, err
 	}
+
 	var why strings.Builder
 	for _, rb := range saves {
 		err := rb.readHeaders(ctx)
@@ -310,6 +332,7 @@ func chooseSave(ctx context.Context, s blob.Store, want string, rep *RepairRepor
 		rep.Others[rb.id] = err.Error()
 		fmt.Fprintf(&why, "; save %s: %v", rb.id, err)
 	}
+
 	if len(saves) == 0 {
 		return nil, fmt.Errorf("%w: %s has no data files to repair from", storage.ErrNotFound, s)
 	}
@@ -324,20 +347,24 @@ func findSaves(ctx context.Context, s blob.Store, want string) ([]*rebuild, erro
 		if err != nil {
 			return nil, err
 		}
+
 		id, _, _, ok := parseDataFileName(info.Name)
 		if !ok || want != "" && id != want {
 			continue
 		}
+
 		if bySave[id] == nil {
 			bySave[id] = &rebuild{store: s, id: id}
 		}
 		bySave[id].names = append(bySave[id].names, info.Name)
 	}
+
 	out := make([]*rebuild, 0, len(bySave))
 	for _, rb := range bySave {
 		slices.SortFunc(rb.names, compareDataNames)
 		out = append(out, rb)
 	}
+
 	slices.SortFunc(out, func(a, b *rebuild) int { return strings.Compare(b.id, a.id) })
 	return out, nil
 }
@@ -359,31 +386,38 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		if rb.self == nil {
 			rb.self = self
 		}
+
 		if err := errors.Join(rb.checkSelf(name, self), found.addFile(name, h, self)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+
 		if _, seen := left[self.Rank]; !seen {
 			left[self.Rank] = self.Files
 		}
 		left[self.Rank]--
 	}
+
 	known, err := readKnown(ctx, rb.store, rb.id)
 	if err != nil {
 		return err
 	}
+
 	rb.md.Entries = found.entries(known)
 	var missing []string
 	if n := rb.self.Ranks - len(left); rb.self.Ranks > 0 && n != 0 { // zero: unknown
 		missing = append(missing, fmt.Sprintf("all files of %d of the %d ranks that wrote", n, rb.self.Ranks))
 	}
+
 	for _, rank := range slices.Sorted(maps.Keys(left)) {
 		if n := left[rank]; n != 0 {
 			missing = append(missing, fmt.Sprintf("%d files of rank %d", n, rank))
 		}
 	}
+
 	for i := range rb.md.Entries {
 		if e := &rb.md.Entries[i]; e.Tensor != nil {
 			for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
@@ -391,9 +425,11 @@ func (rb *rebuild) readHeaders(ctx context.Context) error {
 			}
 		}
 	}
+
 	if len(missing) == 0 {
 		return nil
 	}
+
 	const some = 5
 	if n := len(missing) - some; n > 0 {
 		missing = append(missing[:some:some], fmt.Sprintf("and %d more", n))
@@ -409,6 +445,7 @@ func (rb *rebuild) checkSelf(name string, self *selfDescription) error {
 		return fmt.Errorf("%w: it says it is file %d of %d of save %s, rank %d",
 			storage.ErrCorrupt, self.Number, self.Files, self.SaveID, self.Rank)
 	}
+
 	f := rb.self
 	sameStep := self.Step == f.Step || self.Step != nil && f.Step != nil && *self.Step == *f.Step
 	if !sameStep || !self.Time.Equal(f.Time) || self.WorldSize != f.WorldSize || self.Ranks != f.Ranks {
@@ -427,11 +464,13 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 			recorded[f.Name] = f.CRC32C
 		}
 	}
+
 	items := map[string][]*scanItem{}
 	for id := range reading.Chunks(rb.md.Entries) {
 		it := newScanItem(id)
 		items[it.loc.File] = append(items[it.loc.File], it)
 	}
+
 	ties := rb.md.Ties()
 	for _, name := range rb.names {
 		items[name] = joinTied(items[name], ties)
@@ -446,6 +485,7 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 		if err != nil {
 			return err
 		}
+
 		var bad []reading.ChunkID
 		fresh := int64(0)
 		for _, it := range items[name] {
@@ -459,10 +499,12 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 				}
 			}
 		}
+
 		crc, ok := recorded[name]
 		if !ok {
 			crc = s.crc
 		}
+
 		text := fmt.Sprintf("its checksum is %08x, the record says %08x", s.crc, crc)
 		switch {
 		case crc != s.crc && fresh > 0 && !o.Force:
@@ -470,12 +512,14 @@ func (rb *rebuild) scan(ctx context.Context, rec *record, o RepairOptions, rep *
 		case crc == s.crc:
 			text = "its bytes do not match the checksums in the index"
 		}
+
 		if crc != s.crc || len(bad) > 0 {
 			rep.Problems = append(rep.Problems, storage.VerifyProblem{File: name, FQNs: reading.Names(bad), Text: text})
 		}
 		rep.Recomputed += fresh
 		rb.files = append(rb.files, storage.File{Name: name, Size: size, CRC32C: crc})
 	}
+
 	return nil
 }
 
@@ -490,6 +534,7 @@ func readKnown(ctx context.Context, s blob.Store, saveID string) (map[string]*me
 		return nil, err
 	}
 	defer r.Close()
+
 	x, err := openIndex(ctx, r)
 	if broken(err) {
 		return nil, nil
@@ -497,6 +542,7 @@ func readKnown(ctx context.Context, s blob.Store, saveID string) (map[string]*me
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", indexFileName(saveID), err)
 	}
+
 	known := map[string]*meta.Entry{}
 	entries := make([]meta.Entry, x.tail.entries)
 	for i, b := range x.blocks {
@@ -507,10 +553,12 @@ func readKnown(ctx context.Context, s blob.Store, saveID string) (map[string]*me
 		if err != nil {
 			return nil, err
 		}
+
 		for j := b.before; j < b.before+b.entries; j++ {
 			known[entries[j].FQN] = &entries[j]
 		}
 	}
+
 	return known, nil
 }
 
@@ -521,6 +569,7 @@ func readHeader(ctx context.Context, s blob.Store, name string) (*safetensors.He
 		return nil, nil, err
 	}
 	defer r.Close()
+
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
 	if errors.Is(err, safetensors.ErrHeader) {
 		return nil, nil, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, name, err)
@@ -528,6 +577,7 @@ func readHeader(ctx context.Context, s blob.Store, name string) (*safetensors.He
 	if err != nil {
 		return nil, nil, err
 	}
+
 	self, err := decodeSelf(h.Metadata[metaSelf])
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
@@ -560,18 +610,22 @@ func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription
 			return err
 		}
 	}
+
 	for _, he := range h.Entries {
 		it, ok := self.Items[he.Name]
 		if !ok {
 			return fmt.Errorf("%w: it does not describe %q", storage.ErrCorrupt, he.Name)
 		}
+
 		e, err := it.entry(he, meta.Location{File: file, Offset: h.Size + he.Begin, Length: he.End - he.Begin})
 		if err != nil {
 			return fmt.Errorf("%w: %q: %w", storage.ErrCorrupt, he.Name, err)
 		}
+
 		if err := f.add(e, it.Chunk); err != nil {
 			return err
 		}
+
 		for i := range it.Tied {
 			t, err := it.Tied[i].entry(&e, he.Name)
 			if err != nil {
@@ -582,6 +636,7 @@ func (f finds) addFile(file string, h *safetensors.Header, self *selfDescription
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -593,6 +648,7 @@ func (f finds) add(e meta.Entry, number int32) error {
 		have = &find{Entry: e}
 		f[e.FQN] = have
 	}
+
 	switch {
 	case e.Bytes != nil && have.Path.Equal(e.Path) && sameValue(have.Bytes, e.Bytes):
 		// The first, or a copy that another rank wrote.
@@ -603,6 +659,7 @@ func (f finds) add(e meta.Entry, number int32) error {
 	case e.Tensor != nil:
 		have.chunks = append(have.chunks, foundChunk{number, e.Tensor.Chunks[0], e.Tensor.Locs[0]})
 	}
+
 	return nil
 }
 
@@ -621,12 +678,14 @@ func (f finds) entries(known map[string]*meta.Entry) []meta.Entry {
 			out = append(out, *k)
 			continue
 		}
+
 		e, chunks := f[fqn].Entry, f[fqn].chunks
 		slices.SortStableFunc(chunks, func(a, b foundChunk) int { return cmp.Compare(a.number, b.number) })
 		chunks = slices.CompactFunc(chunks, func(a, b foundChunk) bool { return a.number == b.number && a.box.Equal(b.box) })
 		if e.Tensor != nil {
 			e.Tensor.Chunks, e.Tensor.Locs = nil, nil
 		}
+
 		for _, c := range chunks {
 			if e.Tensor == nil {
 				break // Bytes has the location of the first copy
@@ -634,8 +693,10 @@ func (f finds) entries(known map[string]*meta.Entry) []meta.Entry {
 			e.Tensor.Chunks = append(e.Tensor.Chunks, c.box)
 			e.Tensor.Locs = append(e.Tensor.Locs, c.loc)
 		}
+
 		out = append(out, e)
 	}
+
 	return out
 }
 
@@ -651,6 +712,7 @@ func (f *find) has(e *meta.Entry) bool {
 	for _, c := range f.chunks {
 		at[placeOf(&c.loc)] = c
 	}
+
 	if !f.Path.Equal(e.Path) || (f.Tensor == nil) != (e.Tensor == nil) {
 		return false
 	}
@@ -659,14 +721,17 @@ func (f *find) has(e *meta.Entry) bool {
 		// The bytes of an inline value have a checksum in the index, but not in the header.
 		return ok && f.Bytes.Codec == e.Bytes.Codec && (f.Bytes.Inline == nil) == (e.Bytes.Inline == nil)
 	}
+
 	if f.Tensor.Properties != e.Tensor.Properties || !slices.Equal(f.Tensor.Shape, e.Tensor.Shape) {
 		return false
 	}
+
 	for i, box := range e.Tensor.Chunks {
 		if c, ok := at[placeOf(&e.Tensor.Locs[i])]; !ok || !c.box.Equal(box) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -679,6 +744,7 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 		e.FQN, sizes = s.FQN, s.Sizes
 		loc.Detail = &meta.Detail{Key: he.Name}
 	}
+
 	if err := meta.CheckFQN(e.FQN); err != nil {
 		return e, err
 	}
@@ -686,20 +752,25 @@ func (s *selfItem) entry(he safetensors.Entry, loc meta.Location) (meta.Entry, e
 		e.Bytes = &meta.Bytes{Codec: s.Codec, Size: loc.Length, Loc: loc}
 		return e, nil
 	}
+
 	d, err := tensor.ParseDType(s.DType)
 	if err != nil {
 		return e, err
 	}
+
 	if name, _ := safetensors.StockName(d); s.FQN == "" && name != he.DType {
 		return e, fmt.Errorf("it is %v and %s", d, he.DType)
 	}
+
 	box := tensor.Box{Offsets: s.Offsets, Sizes: sizes}
 	if err := box.Check(s.Shape); err != nil {
 		return e, err
 	}
+
 	if n, err := tensor.NumBytes(d, sizes); err != nil || n != loc.Length {
 		return e, fmt.Errorf("%v of %v in %d bytes", sizes, d, loc.Length)
 	}
+
 	e.Tensor = &meta.Tensor{Shape: s.Shape, Chunks: []tensor.Box{box}, Locs: []meta.Location{loc}}
 	e.Tensor.Properties = meta.Properties{
 		DType: d, RequiresGrad: s.RequiresGrad, MemoryFormat: s.MemoryFormat, Layout: s.Layout, PinMemory: s.PinMemory,
@@ -714,9 +785,11 @@ func (t *selfTied) entry(e *meta.Entry, key string) (meta.Entry, error) {
 	if e.Tensor == nil {
 		return out, errors.New("a value has the names of a tensor")
 	}
+
 	if err := meta.CheckFQN(t.FQN); err != nil {
 		return out, err
 	}
+
 	loc := e.Tensor.Locs[0]
 	loc.Detail = &meta.Detail{Key: key}
 	out.Tensor = &meta.Tensor{Shape: e.Tensor.Shape, Chunks: slices.Clone(e.Tensor.Chunks), Locs: []meta.Location{loc}}

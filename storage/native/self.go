@@ -91,10 +91,12 @@ func describeItem(p *placed) selfItem {
 		s.DType = in.DType.String()
 		s.Chunk, s.Offsets = it.Hint, it.Box.Offsets
 	}
+
 	if key != in.FQN {
 		s.FQN = in.FQN
 		s.Sizes = it.Box.Sizes
 	}
+
 	for _, t := range p.ties {
 		in := t.Info
 		s.Tied = append(s.Tied, selfTied{
@@ -102,6 +104,7 @@ func describeItem(p *placed) selfItem {
 			RequiresGrad: in.RequiresGrad, MemoryFormat: in.MemoryFormat, Layout: in.Layout, PinMemory: in.PinMemory,
 		})
 	}
+
 	return s
 }
 
@@ -112,11 +115,13 @@ func (s *selfItem) append(b []byte) []byte {
 	if len(s.Path) > 0 {
 		o.b = s.Path.append(o.key("path"))
 	}
+
 	o.text("dtype", s.DType)
 	o.ints("shape", s.Shape)
 	if s.Chunk != 0 {
 		o.b = strconv.AppendInt(o.key("chunk"), int64(s.Chunk), 10)
 	}
+
 	o.ints("offsets", s.Offsets)
 	o.ints("sizes", s.Sizes)
 	o.text("codec", s.Codec)
@@ -124,6 +129,7 @@ func (s *selfItem) append(b []byte) []byte {
 	o.text("memory_format", s.MemoryFormat)
 	o.text("layout", s.Layout)
 	o.flag("pin_memory", s.PinMemory)
+
 	if len(s.Tied) > 0 {
 		o.b = append(o.key("tied"), '[')
 		for i := range s.Tied {
@@ -134,6 +140,7 @@ func (s *selfItem) append(b []byte) []byte {
 		}
 		o.b = append(o.b, ']')
 	}
+
 	return append(o.b, '}')
 }
 
@@ -147,6 +154,7 @@ func (t *selfTied) append(b []byte) []byte {
 	if t.Chunk != 0 {
 		o.b = strconv.AppendInt(o.key("chunk"), int64(t.Chunk), 10)
 	}
+
 	o.flag("requires_grad", t.RequiresGrad)
 	o.text("memory_format", t.MemoryFormat)
 	o.text("layout", t.Layout)
@@ -168,6 +176,7 @@ func appendSharding(b []byte, p *placed) []byte {
 		b = append(appendInts(b, p.item.Box.Offsets), `,"logical_fqn":`...)
 		b = appendText(b, p.item.FQN())
 	}
+
 	return append(b, '}')
 }
 
@@ -183,6 +192,7 @@ func (s *selfDescription) fill(m map[string]string, items []placed) error {
 	if err != nil {
 		return err
 	}
+
 	before, after, _ := bytes.Cut(self, []byte(`"items":{}`)) // cannot be in a string, because quotes are escaped there
 	self = append(slices.Clip(before), `"items":`...)
 	self = appendItems(self, byKey, func(b []byte, p *placed) []byte {
@@ -200,6 +210,7 @@ func appendItems(b []byte, items []placed, member func(b []byte, p *placed) []by
 	for i := range items {
 		room += 2*len(items[i].key) + 96 // about: the key, a path, some numbers
 	}
+
 	b = append(slices.Grow(b, room), '{')
 	for i := range items {
 		if i > 0 {
@@ -208,6 +219,7 @@ func appendItems(b []byte, items []placed, member func(b []byte, p *placed) []by
 		b = append(appendText(b, items[i].key), ':')
 		b = member(b, &items[i])
 	}
+
 	return append(b, '}')
 }
 
@@ -223,15 +235,18 @@ func decodeSelf(text string) (*selfDescription, error) {
 	if version.Version < formatVersion || version.Version > tiedVersion {
 		return nil, versionError(uint64(version.Version), tiedVersion)
 	}
+
 	var s selfDescription
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return nil, fmt.Errorf("%w: it has no valid description of itself: %w", storage.ErrCorrupt, err)
 	}
+
 	for i := range s.Values {
 		if err := meta.CheckFQN(s.Values[i].FQN); err != nil {
 			return nil, fmt.Errorf("%w: value %d: %w", storage.ErrCorrupt, i, err)
 		}
 	}
+
 	return &s, nil
 }
 
@@ -257,6 +272,7 @@ func (p pathJSON) append(b []byte) []byte {
 			b = appendText(b, s.Key)
 		}
 	}
+
 	return append(b, ']')
 }
 
@@ -268,6 +284,7 @@ func (p *pathJSON) UnmarshalJSON(b []byte) error {
 	if err := d.Decode(&list); err != nil {
 		return err
 	}
+
 	*p = make(pathJSON, len(list))
 	for i, v := range list {
 		s, ok := stepOf(v)
@@ -276,6 +293,7 @@ func (p *pathJSON) UnmarshalJSON(b []byte) error {
 		}
 		(*p)[i] = s
 	}
+
 	return nil
 }
 

@@ -82,9 +82,11 @@ func newWhole(store blob.Store, rec *record, segments *delta.Cache) (*whole, err
 		w.coded[c.Name] = c
 		w.stored[c.Stored] = true
 	}
+
 	for _, f := range rec.Hashes {
 		w.hashed[strings.TrimSuffix(f.Name, deltaSuffix)+dataSuffix] = f.Name
 	}
+
 	var err error
 	w.record, err = encodeRecord(w.rec)
 	return w, err
@@ -115,9 +117,11 @@ func (w *whole) Open(ctx context.Context, name string) (blob.Reader, error) {
 		}
 		return r, nil
 	}
+
 	if w.stored[name] {
 		return nil, &blob.Error{Op: "open", Store: w.String(), Name: name, Err: fs.ErrNotExist}
 	}
+
 	if stored, ok := w.hashed[name]; ok && w.cache != nil {
 		// Without its hashes, the file is read as it is.
 		if r, err := delta.Open(ctx, w.Store, stored, w.segments(name)); err == nil {
@@ -127,6 +131,7 @@ func (w *whole) Open(ctx context.Context, name string) (blob.Reader, error) {
 			r.Close()
 		}
 	}
+
 	r, err := w.Store.Open(ctx, name)
 	if err != nil || name != recordName {
 		return r, err
@@ -190,6 +195,7 @@ func (w *whole) Stat(ctx context.Context, name string) (blob.Info, error) {
 	case w.stored[name]:
 		return blob.Info{}, &blob.Error{Op: "stat", Store: w.String(), Name: name, Err: fs.ErrNotExist}
 	}
+
 	info, err := w.Store.Stat(ctx, name)
 	if err == nil && name == recordName {
 		info.Size = int64(len(w.record))
@@ -204,17 +210,20 @@ func (w *whole) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 		for _, c := range w.coded {
 			data[c.Stored] = c
 		}
+
 		var all []blob.Info
 		for info, err := range w.Store.List(ctx, "") {
 			if err != nil {
 				yield(blob.Info{}, err)
 				return
 			}
+
 			if c, ok := data[info.Name]; ok {
 				info = blob.Info{Name: c.Name, Size: c.Size, ModTime: info.ModTime}
 			} else if w.stored[info.Name] {
 				continue
 			}
+
 			if info.Name == recordName {
 				info.Size = int64(len(w.record))
 			}
@@ -222,6 +231,7 @@ func (w *whole) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 				all = append(all, info)
 			}
 		}
+
 		slices.SortFunc(all, func(a, b blob.Info) int { return strings.Compare(a.Name, b.Name) })
 		for _, info := range all {
 			if !yield(info, nil) {
@@ -260,6 +270,7 @@ func (w *whole) Cool(ctx context.Context, name string) error {
 	if !ok {
 		return cool(ctx, w.Store, name)
 	}
+
 	errs := []error{cool(ctx, w.Store, c.Stored)}
 	for _, b := range w.bases {
 		at, err := blob.Beside(w.Store, b.Folder)
@@ -270,6 +281,7 @@ func (w *whole) Cool(ctx context.Context, name string) error {
 			}
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -288,37 +300,44 @@ func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.Chu
 	if c.whole == nil || c.whole.coded[file].Stored == "" {
 		return ""
 	}
+
 	stored := c.whole.coded[file].Stored
 	r, err := delta.Open(ctx, c.raw, stored, nil)
 	if err != nil {
 		return ""
 	}
 	defer r.Close()
+
 	var names []string
 	for _, id := range bad {
 		names = append(names, r.Origins(id.Loc().Offset, id.Loc().Length)...)
 	}
+
 	if len(bad) == 0 {
 		names = r.Origins(0, r.Size())
 	}
+
 	slices.Sort(names)
 	names = slices.Compact(names)
 	var wrong []string
 	if _, own, err := blob.Parent(c.raw); err == nil && damaged(ctx, c.raw, stored) {
 		wrong = append(wrong, own+"/"+stored)
 	}
+
 	for _, name := range names {
 		folder, base, _ := strings.Cut(name, "/")
 		if at, err := blob.Beside(c.raw, folder); err == nil && damaged(ctx, at, base) {
 			wrong = append(wrong, name)
 		}
 	}
+
 	switch {
 	case len(wrong) > 0:
 		return "; the damaged bytes are in " + strings.Join(wrong, ", ")
 	case len(names) > 0:
 		return "; its bytes are also in " + strings.Join(names, ", ")
 	}
+
 	return ""
 }
 

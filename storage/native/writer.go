@@ -35,10 +35,12 @@ func (o *options) files(items []*plan.WriteItem) int {
 	if o.FileBytes <= 0 && !o.spread {
 		return o.FilesPerRank
 	}
+
 	var total int64
 	for _, it := range items {
 		total += it.NumBytes()
 	}
+
 	if o.FileBytes <= 0 {
 		return int(min(ceilDiv(total, rememberedBytes), rememberedFiles))
 	}
@@ -77,6 +79,7 @@ func (w *writer) SetUp(ctx context.Context, s storage.Session) error {
 	if _, err := encodeRecord(recordOf(&meta.Metadata{Storage: s.Storage}, nil, nil)); err != nil {
 		return err
 	}
+
 	if s.Coordinator && w.opts.Base != nil && w.opts.Base.Folder != "" {
 		w.free = holdBase(ctx, w.store, w.opts.Base.Folder)
 	}
@@ -128,22 +131,27 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
+
 	files, err := w.layOut(p, values, items)
 	if err != nil {
 		return nil, err
 	}
+
 	parts := make([]*commit.DataFile, len(files))
 	for i, f := range files {
 		parts[i] = f.parts()
 	}
+
 	var b *base
 	if w.opts.Base != nil {
 		b = w.openBase(ctx)
 		defer b.close()
+
 		var bytes int64
 		for _, f := range files {
 			bytes += f.size
 		}
+
 		w.opts.Segments.SetLimit(bytes + bytes/10)
 		for i, f := range files {
 			if err := b.code(ctx, f, parts[i]); err != nil {
@@ -151,10 +159,12 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 			}
 		}
 	}
+
 	r, err := w.Write(ctx, parts, data, p.NumBytes())
 	if err != nil {
 		return nil, err
 	}
+
 	r.Items = append(r.Items, inline.Items...)
 	if b != nil {
 		b.paid(r)
@@ -175,18 +185,22 @@ func (w *writer) inline(p *plan.SavePlan, data storage.Resolver, out *storage.Wr
 		if it.Kind == plan.KindBytes && it.Size <= inlineMax {
 			cost = headerCost(it) + 2*it.Size // as base64 in the header
 		}
+
 		if cost > left {
 			items = append(items, it)
 			continue
 		}
+
 		b, err := commit.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}
+
 		left -= cost
 		values = append(values, selfValue{FQN: it.FQN(), Path: pathJSON(it.Info.Path), Codec: it.Info.Codec, Data: b})
 		out.Items = append(out.Items, storage.WriteResult{Index: it.Index(), Inline: b})
 	}
+
 	return values, items, nil
 }
 
@@ -198,11 +212,13 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 			return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 		}
 	}
+
 	items, ties := untie(items)
 	parts := spread(items, w.opts.files(items), ties)
 	if len(parts) == 0 && len(values) > 0 {
 		parts = append(parts, nil)
 	}
+
 	rank, s := w.Session().Rank, w.Session().Storage
 	files := make([]*dataFile, len(parts))
 	for n, part := range parts {
@@ -213,12 +229,14 @@ func (w *writer) layOut(p *plan.SavePlan, values []selfValue, items []*plan.Writ
 		if n == 0 {
 			self.Values = values
 		}
+
 		f, err := lay(DataFileName(s.SaveID, rank, n), part, ties, self)
 		if err != nil {
 			return nil, err
 		}
 		files[n] = f
 	}
+
 	return files, nil
 }
 
@@ -228,6 +246,7 @@ func untie(items []*plan.WriteItem) (rest []*plan.WriteItem, ties map[*plan.Writ
 	if !slices.ContainsFunc(items, func(it *plan.WriteItem) bool { return it.Alias != 0 }) {
 		return items, nil
 	}
+
 	rest, ties = make([]*plan.WriteItem, 0, len(items)), map[*plan.WriteItem][]*plan.WriteItem{}
 	seen := map[int32][]*plan.WriteItem{} // by alias: a sharded tensor has several boxes
 	for _, it := range items {
@@ -235,14 +254,17 @@ func untie(items []*plan.WriteItem) (rest []*plan.WriteItem, ties map[*plan.Writ
 			rest = append(rest, it)
 			continue
 		}
+
 		same := seen[it.Alias]
 		if i := slices.IndexFunc(same, it.Tied); i >= 0 && same[i].FQN() != it.FQN() {
 			ties[same[i]] = append(ties[same[i]], it)
 			continue
 		}
+
 		seen[it.Alias] = append(same, it)
 		rest = append(rest, it)
 	}
+
 	return rest, ties
 }
 
@@ -254,6 +276,7 @@ func checkTies(entries []meta.Entry) error {
 	for _, fqn := range ties {
 		first[fqn] = true
 	}
+
 	for i := range entries {
 		e := &entries[i]
 		if e.Tensor == nil || ties[e.FQN] != "" || first[e.FQN] {
@@ -264,6 +287,7 @@ func checkTies(entries []meta.Entry) error {
 			return fmt.Errorf("%w: %q shares some of its chunks with another tensor, and not all: the global plan must give them to the same ranks", plan.ErrProtocol, e.FQN)
 		}
 	}
+
 	return nil
 }
 
@@ -271,23 +295,28 @@ func checkTies(entries []meta.Entry) error {
 // the files of the checkpoint that was replaced.
 func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*storage.WriteResults) error {
 	defer w.freeBase()
+
 	entries, err := w.Locate(md, results)
 	if err != nil {
 		return err
 	}
+
 	if err := checkTies(entries); err != nil {
 		return err
 	}
+
 	release, chain, err := w.holdBases(ctx, results)
 	if err != nil {
 		return err
 	}
 	defer release()
+
 	var all storage.WriteResults
 	for _, r := range results {
 		all.Files = append(all.Files, r.Files...)
 		all.Coded = append(all.Coded, r.Coded...)
 	}
+
 	index, rec, err := encode(&meta.Metadata{Entries: entries, PlannerData: md.PlannerData, Storage: w.Session().Storage}, &all, chain, w.Session().Timeline)
 	if err != nil {
 		return err

@@ -62,6 +62,7 @@ func newBatch(c *Checkpoint, dst storage.Receiver, o storage.ReadOptions) *batch
 	for b.limits.most > leastBytes && b.limits.most > o.Budget() {
 		b.limits.most /= 2
 	}
+
 	if g, ok := blob.As[blob.GapReader](c.store); ok {
 		b.storeGap = g.ReadGap()
 		b.limits.gap = max(b.limits.gap, b.storeGap)
@@ -80,6 +81,7 @@ func (b *batch) add(it *plan.ReadItem, e *meta.Entry) error {
 	if e.Tensor == nil {
 		return fmt.Errorf("%w: it is a value in the checkpoint", plan.ErrMismatch)
 	}
+
 	i, ok := e.Tensor.FindChunk(it.Source.Offset, it.Source.Hint)
 	if !ok {
 		return fmt.Errorf("%w: no chunk at %v", plan.ErrMismatch, it.Source.Offset)
@@ -96,6 +98,7 @@ func (b *batch) addValue(it *plan.ReadItem, e *meta.Entry) error {
 	case b.c.src.Value == nil:
 		return b.addJob(&job{item: it, id: ChunkID{Entry: e}, box: tensor.Whole([]int64{e.Bytes.Size})})
 	}
+
 	b.stats.Needed += e.Bytes.Size
 	b.stats.Rounded += e.Bytes.Size
 	b.tasks = append(b.tasks, func(ctx context.Context) (int64, error) {
@@ -125,20 +128,24 @@ func (b *batch) run(ctx context.Context) error {
 	if err := b.locate(ctx); err != nil {
 		return err
 	}
+
 	for _, j := range b.jobs { // locate has checked all of them, so memory can be allocated
 		if err := j.begin(ctx); err != nil {
 			return plan.Named(j.id.Entry.FQN, err)
 		}
 	}
+
 	b.progress.Tell, b.progress.Plan, b.progress.Total = b.opts.Progress, b.stats.Needed, b.stats.Rounded
 	gap := b.limits.gap
 	if b.tiled {
 		gap = b.storeGap
 	}
+
 	st, err := Fetch(ctx, b.requests, FetchOptions{
 		Open: b.c.openFile, ReadOptions: b.opts, Gap: gap, Cached: b.cached, Slow: b.storeGap > 0, Done: b.progress.Add,
 	})
 	b.stats.Read, b.stats.Requests = st.Bytes, st.Requests
+
 	if err == nil {
 		err = b.compareRecords(ctx)
 	}
@@ -169,6 +176,7 @@ func (b *batch) locate(ctx context.Context) error {
 		}
 		jobs[j.id] = append(jobs[j.id], j)
 	}
+
 	return b.c.src.places(ctx, ids, b.opts, func(n int, at Place) error {
 		l, err := b.c.layout(ids[n], at)
 		for _, j := range jobs[ids[n]] {
@@ -192,6 +200,7 @@ func (b *batch) runTasks(ctx context.Context) error {
 		done.Add(1)
 		return err
 	})
+
 	b.stats.Read += read.Load()
 	b.stats.Requests += done.Load()
 	return err
@@ -220,6 +229,7 @@ func (j *job) begin(ctx context.Context) error {
 	if err := j.resolve(ctx); err != nil {
 		return err
 	}
+
 	switch r := j.at.Region; {
 	case j.box.Empty():
 		return j.deliver()
@@ -229,6 +239,7 @@ func (j *job) begin(ctx context.Context) error {
 		j.addTiles(r)
 		return nil
 	}
+
 	return j.addParts()
 }
 
@@ -242,6 +253,7 @@ func (j *job) resolve(ctx context.Context) (err error) {
 		j.to, err = tensor.FromBytes(tensor.Uint8, j.sizes, make([]byte, j.sizes[0]))
 		return err
 	}
+
 	if j.to, err = j.b.dst.ResolveTensor(j.item); err != nil {
 		return err
 	}
@@ -258,6 +270,7 @@ func (j *job) addTiles(r *Region) {
 	if j.to.DType() == r.DType {
 		mem, _ = j.to.Bytes()
 	}
+
 	spans := r.Tiles.Cover(j.box, j.b.limits.most, j.b.storeGap)
 	j.left.Store(int64(len(spans)))
 	for i := range spans {
@@ -273,6 +286,7 @@ func (j *job) addTiles(r *Region) {
 				q.Direct, t.in = mem[s.At:s.At+q.Width], true
 			}
 		}
+
 		j.b.requests = append(j.b.requests, q)
 	}
 }
@@ -285,6 +299,7 @@ func (j *job) addDecodes() error {
 		if err != nil {
 			return err
 		}
+
 		j.b.stats.Rounded += j.weight(box)
 		j.b.tasks = append(j.b.tasks, func(ctx context.Context) (int64, error) {
 			n, err := j.at.Decoder.Decode(ctx, box, to, j.b.taskBytes())

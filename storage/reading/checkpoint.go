@@ -54,9 +54,11 @@ func Open(store blob.Store, src *Source) *Checkpoint {
 		}
 		c.md, c.Index = &md, inMemory{&md}
 	}
+
 	for _, f := range src.Files {
 		c.files[f.Name] = f
 	}
+
 	return c
 }
 
@@ -118,6 +120,7 @@ func (c *Checkpoint) Read(ctx context.Context, md *meta.Metadata, p *plan.LoadPl
 			return b.stats, plan.Named(it.Source.FQN, err)
 		}
 	}
+
 	err := b.run(ctx)
 	return b.stats, c.explain(ctx, err)
 }
@@ -151,16 +154,19 @@ func (c *Checkpoint) openFile(ctx context.Context, name string) (blob.Reader, er
 		if seen, ok := c.described(name); ok {
 			info.Version = seen.Version
 		}
+
 		r, err := k.OpenKnown(ctx, info)
 		if err != nil {
 			return nil, c.gone(name, err)
 		}
+
 		known := &knownReader{r, c, name}
 		if counter, ok := r.(Counter); ok {
 			return knownCounter{known, counter}, nil
 		}
 		return known, nil
 	}
+
 	r, err := c.store.Open(ctx, name)
 	if err != nil {
 		return nil, c.gone(name, err)
@@ -287,6 +293,7 @@ func (c *Checkpoint) sumChunks() {
 		}
 		sums[l.File] += min(n, math.MaxInt64-sums[l.File])
 	}
+
 	excess := int64(0)
 	for file, n := range sums {
 		size := c.files[file].Size
@@ -296,6 +303,7 @@ func (c *Checkpoint) sumChunks() {
 		}
 		excess += min(n-maxShared*size, math.MaxInt64-excess)
 	}
+
 	if excess > maxExpanded {
 		c.repeats = sums
 	}
@@ -311,29 +319,35 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	} else if e.Bytes.Inline != nil || c.src.Value != nil {
 		return nil // it is in memory, or Value reads it
 	}
+
 	sizes := map[string]int64{} // of the files, from the store
 	for i := range n {
 		id := ChunkID{e, i}
 		if e.Tensor != nil && e.Tensor.Chunks[i].Empty() {
 			continue
 		}
+
 		at, _, err := c.locate(ctx, id)
 		if err != nil {
 			return err
 		}
+
 		r := at.Region
 		if r == nil || c.files[r.File].Unsummed || e.NumBytes() <= largeEntry {
 			continue
 		}
+
 		if _, ok := sizes[r.File]; !ok {
 			if sizes[r.File], err = c.sizeOf(ctx, r.File); err != nil {
 				return c.explain(ctx, c.gone(r.File, err))
 			}
 		}
+
 		if r.End > sizes[r.File] {
 			return fmt.Errorf("%w: bytes %d to %d of %s, which has %d bytes", storage.ErrCorrupt, r.Offset, r.End, r.File, sizes[r.File])
 		}
 	}
+
 	return nil
 }
 
@@ -358,10 +372,12 @@ func (c *Checkpoint) layout(id ChunkID, at Place) (*layout, error) {
 	case at.Region == nil:
 		return nil, nil
 	}
+
 	f, ok := c.files[at.Region.File]
 	if !ok {
 		return fail(fmt.Errorf("%w: it lies in %q, which is not a file of the checkpoint", storage.ErrCorrupt, at.Region.File))
 	}
+
 	if err := c.checkRepeats(at.Region.File); err != nil {
 		return fail(err)
 	}
@@ -371,11 +387,13 @@ func (c *Checkpoint) layout(id ChunkID, at Place) (*layout, error) {
 		}
 		return nil, nil
 	}
+
 	sizes, dtype := id.elements()
 	l, err := layoutOf(at.Region, sizes, f.Size)
 	if err != nil {
 		return fail(err)
 	}
+
 	if n, err := tensor.NumBytes(dtype, sizes); err != nil || l.expands() && n > maxExpanded {
 		return fail(fmt.Errorf("%w: a chunk of %v repeats the few elements at %d of %s", storage.ErrCorrupt, sizes, at.Region.Offset, at.Region.File))
 	}

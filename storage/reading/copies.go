@@ -44,10 +44,12 @@ func (c *Checkpoint) CheckCopies(ctx context.Context, want func(fqn string) bool
 	if len(c.src.Copies) == 0 {
 		return rep, nil
 	}
+
 	md, err := c.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	var slabs []slab
 	for i := range c.src.Copies {
 		p := &c.src.Copies[i]
@@ -60,6 +62,7 @@ func (c *Checkpoint) CheckCopies(ctx context.Context, want func(fqn string) bool
 			slabs = append(slabs, slab{p, e, lo, min(lo+slabElements, n)})
 		}
 	}
+
 	var mu sync.Mutex
 	found := map[string]difference{} // the first of each tensor
 	workers := atOnce()
@@ -69,8 +72,10 @@ func (c *Checkpoint) CheckCopies(ctx context.Context, want func(fqn string) bool
 		if err != nil || d == nil {
 			return err
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
+
 		if was, ok := found[slabs[i].copy.FQN]; !ok || d.at < was.at {
 			found[slabs[i].copy.FQN] = *d
 		}
@@ -79,12 +84,15 @@ func (c *Checkpoint) CheckCopies(ctx context.Context, want func(fqn string) bool
 	if err != nil {
 		return nil, c.explain(ctx, err)
 	}
+
 	for fqn, d := range found {
 		rep.Problems = append(rep.Problems, storage.VerifyProblem{File: d.file, FQN: fqn, Text: d.text})
 	}
+
 	if len(rep.Problems) > 0 && c.changed(ctx) {
 		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
 	}
+
 	slices.SortFunc(rep.Problems, func(a, b storage.VerifyProblem) int { return strings.Compare(a.FQN, b.FQN) })
 	return rep, nil
 }
@@ -104,6 +112,7 @@ func (c *Checkpoint) compare(ctx context.Context, s *slab, o storage.ReadOptions
 	if err == nil {
 		b, err = c.readRun(ctx, &s.copy.Entry, d, s.lo, s.hi, o)
 	}
+
 	file := s.copy.Entry.Tensor.Locs[0].File
 	if errors.Is(err, storage.ErrCorrupt) && ctx.Err() == nil {
 		return &difference{s.lo, file, fmt.Sprintf("it cannot be compared with its copy: %v", err)}, nil
@@ -111,6 +120,7 @@ func (c *Checkpoint) compare(ctx context.Context, s *slab, o storage.ReadOptions
 	if err != nil || bytes.Equal(a, b) {
 		return nil, err
 	}
+
 	size := int64(d.Size())
 	for i := range s.hi - s.lo {
 		x, y := a[i*size:(i+1)*size], b[i*size:(i+1)*size]
@@ -120,6 +130,7 @@ func (c *Checkpoint) compare(ctx context.Context, s *slab, o storage.ReadOptions
 		return &difference{s.lo + i, file, fmt.Sprintf("element %v as %v is %s, and %s in its copy %q: one of them is not what was saved, or the parts are not in the order that the files say",
 			index(s.tensor.Tensor.Shape, s.lo+i), d, number(d, x), number(d, y), s.copy.Entry.FQN)}, nil
 	}
+
 	return nil, nil
 }
 
@@ -129,10 +140,12 @@ func (c *Checkpoint) readRun(ctx context.Context, e *meta.Entry, d tensor.DType,
 	if err != nil {
 		return nil, err
 	}
+
 	x, err := plan.NewChunkIndex(e, len(boxes))
 	if err != nil {
 		return nil, err
 	}
+
 	size := int64(d.Size())
 	buf, at := make([]byte, (hi-lo)*size), int64(0)
 	to, p := make(flatBoxes, len(boxes)), &plan.LoadPlan{}
@@ -147,6 +160,7 @@ func (c *Checkpoint) readRun(ctx context.Context, e *meta.Entry, d tensor.DType,
 			return nil, err
 		}
 	}
+
 	_, err = c.Read(ctx, &meta.Metadata{Entries: []meta.Entry{*e}}, p, to, o)
 	return buf, err
 }
@@ -185,6 +199,7 @@ func asFloat(d tensor.DType, p []byte) (float64, bool) {
 	if err != nil {
 		return 0, false
 	}
+
 	src, err := tensor.FromBytes(d, nil, p)
 	if err != nil || tensor.Convert(dst, src, tensor.CastAny) != nil {
 		return 0, false

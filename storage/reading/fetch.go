@@ -142,6 +142,7 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 	for f.piece > largeBytes && f.piece+slack > o.Budget() {
 		f.piece /= 2
 	}
+
 	reads := f.plan(requests)
 	f.pool = f.buffers(reads)
 	err := work.Each(ctx, len(reads), o.Workers(), func(ctx context.Context, i int) error {
@@ -152,6 +153,7 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 			}
 			return err
 		}
+
 		if o.Done != nil {
 			weight := int64(0)
 			for i := range r.requests {
@@ -161,9 +163,11 @@ func Fetch(ctx context.Context, requests []Request, o FetchOptions) (fetchStats,
 		}
 		return nil
 	})
+
 	for i := range reads { // after an error, files are still open
 		f.bytes.Add(reads[i].file.close())
 	}
+
 	return fetchStats{f.bytes.Load(), f.count.Load()}, err
 }
 
@@ -194,6 +198,7 @@ func (f *fetcher) buffered(r *joined) int64 {
 	case len(q.Rows) > 0:
 		return q.Width * q.rows()
 	}
+
 	return r.length
 }
 
@@ -206,6 +211,7 @@ func (f *fetcher) buffers(reads []joined) *work.Pool {
 			size *= 2
 		}
 	}
+
 	if size >= largeBytes && size+slack <= f.Budget() {
 		size += slack
 	}
@@ -229,6 +235,7 @@ func (f *fetcher) plan(requests []Request) []joined {
 		out = append(out, joined{requests[:n], end - q.Offset, file})
 		requests = requests[n:]
 	}
+
 	return out
 }
 
@@ -241,6 +248,7 @@ func (f *fetcher) neighbours(requests []Request) (n int, end int64) {
 	if f.Slow {
 		most = maxBytes
 	}
+
 	most = min(most, max(f.Budget(), blob.Align))
 	for n = 1; n < len(requests) && q.plain(); n++ {
 		r := &requests[n]
@@ -250,6 +258,7 @@ func (f *fetcher) neighbours(requests []Request) (n int, end int64) {
 		}
 		end = next
 	}
+
 	return n, end
 }
 
@@ -275,12 +284,15 @@ func (f *openFile) open(ctx context.Context, o *FetchOptions) (r blob.Reader, er
 func (f *openFile) close() (read int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	if f.r == nil {
 		return 0
 	}
+
 	if c, ok := asCounter(f.r); ok {
 		read = c.BytesRead()
 	}
+
 	f.r.Close()
 	f.r = nil
 	return read
@@ -292,20 +304,24 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 	if err != nil {
 		return err
 	}
+
 	defer func() {
 		if r.file.left.Add(-1) == 0 {
 			f.bytes.Add(r.file.close())
 		}
 	}()
+
 	q := &r.requests[0]
 	if q.Direct != nil {
 		return f.readDirect(ctx, from, q)
 	}
+
 	buf, err := f.pool.Get(ctx)
 	if err != nil {
 		return err
 	}
 	defer f.pool.Put(buf)
+
 	if len(q.Rows) > 0 {
 		n := q.rows()
 		for i := range n {
@@ -315,6 +331,7 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 		}
 		return q.To.Take(buf[:n*q.Width])
 	}
+
 	p := buf[:r.length]
 	if f.Cached || r.length < largeBytes || r.length+slack > int64(len(buf)) {
 		err = f.readAt(ctx, from, p, q.Offset)
@@ -322,10 +339,12 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 		p, err = blob.ReadLarge(ctx, from, buf, q.Offset, r.length)
 		f.counted(from, r.length)
 	}
+
 	for i := 0; err == nil && i < len(r.requests); i++ {
 		at := r.requests[i].Offset - q.Offset
 		err = r.requests[i].To.Take(p[at : at+r.requests[i].Width])
 	}
+
 	return err
 }
 
@@ -353,15 +372,18 @@ func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) err
 		if ok || !f.Slow { // otherwise one more request costs more than small pieces save
 			now = p[:min(int64(len(p)), f.piece-off%blob.Align)] // each piece ends at the end of a disk block
 		}
+
 		read := f.readPiece
 		if bypass && !d.Cached(off, int64(len(now))) {
 			read = f.copyPiece
 		}
+
 		if err := read(ctx, r, q, now, off); err != nil {
 			return err
 		}
 		p, off = p[len(now):], off+int64(len(now))
 	}
+
 	return q.To.Take(q.Direct)
 }
 
@@ -376,17 +398,20 @@ func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []
 	if bypassing.Acquire(ctx, 1) != nil {
 		return context.Cause(ctx)
 	}
+
 	buf, err := f.pool.Get(ctx) // after Acquire: reads that wait take no memory
 	if err != nil {
 		bypassing.Release(1)
 		return err
 	}
 	defer f.pool.Put(buf)
+
 	from, err := r.(blob.DirectReader).ReadDirect(ctx, buf, off, int64(len(p)))
 	bypassing.Release(1)
 	if err != nil {
 		return err
 	}
+
 	f.counted(r, int64(len(p)))
 	s, inSteps := q.To.(Stepper)
 	for to := range slices.Chunk(p, stepBytes) {
@@ -395,6 +420,7 @@ func (f *fetcher) copyPiece(ctx context.Context, r blob.Reader, q *Request, p []
 			s.Step(to)
 		}
 	}
+
 	return nil
 }
 
@@ -411,11 +437,13 @@ func (f *fetcher) readPiece(ctx context.Context, r blob.Reader, q *Request, p []
 		}
 		defer copying.Release(1)
 	}
+
 	s, inSteps := q.To.(Stepper)
 	step := len(p)
 	if inSteps && !f.Slow { // if Slow, one more request costs more than the cache misses
 		step = stepBytes
 	}
+
 	for now := range slices.Chunk(p, step) {
 		if err := f.readAt(ctx, r, now, off); err != nil {
 			return err
@@ -425,5 +453,6 @@ func (f *fetcher) readPiece(ctx context.Context, r blob.Reader, q *Request, p []
 		}
 		off += int64(len(now))
 	}
+
 	return nil
 }

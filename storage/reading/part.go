@@ -41,6 +41,7 @@ func (t *tiles) Take(p []byte) error {
 	if !t.check.Match() {
 		return plan.Named(j.id.Entry.FQN, fmt.Errorf("%w: checksum of %s at %d+%d", storage.ErrCorrupt, j.b.c.src.storedAs(r.File), r.Offset+t.span.Offset, len(p)))
 	}
+
 	t.check = nil
 	if !t.in {
 		if err := r.Tiles.Fill(j.to, j.box, t.span, p); err != nil {
@@ -80,6 +81,7 @@ func (j *job) addParts() (err error) {
 	if r.Resolve != nil {
 		m.most = min(m.most, leastBytes) // Take copies each part
 	}
+
 	j.lay.cut(j.box, m, func(box tensor.Box) {
 		p := &part{job: j, gap: m.gap, box: box, offset: j.lay.offset(box.Offsets)}
 		if err == nil {
@@ -88,6 +90,7 @@ func (j *job) addParts() (err error) {
 		if err != nil {
 			return
 		}
+
 		var axes int
 		p.width, axes = j.lay.spread(box.Sizes, m.gap)
 		p.rows, _ = j.lay.rows(box.Sizes, axes)
@@ -99,6 +102,7 @@ func (j *job) addParts() (err error) {
 				q.To = stepper{p}
 			}
 		}
+
 		j.left.Add(1)
 		j.b.stats.Rounded += q.Weight
 		j.b.requests = append(j.b.requests, q)
@@ -116,14 +120,17 @@ func (p *part) sum(b []byte) error {
 	if p.in {
 		return sums.add(r.File, r.Sum, p.offset, b, &p.crc)
 	}
+
 	if p.rows != nil && p.width < leastRow {
 		return nil
 	}
+
 	for i := range int64(len(b)) / p.width {
 		if err := sums.add(r.File, r.Sum, p.offset+rowOffset(p.rows, i), b[i*p.width:(i+1)*p.width], nil); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -136,10 +143,12 @@ func (p *part) Take(b []byte) error {
 			return plan.Named(p.job.id.Entry.FQN, err)
 		}
 	}
+
 	if r.Resolve != nil {
 		b = bytes.Clone(b) // another request may use the same buffer
 		r.Resolve(b)
 	}
+
 	if !p.in {
 		src, err := p.job.lay.view(r.DType, p.box.Sizes, p.gap, b)
 		if err == nil {
@@ -153,6 +162,7 @@ func (p *part) Take(b []byte) error {
 			return err
 		}
 	}
+
 	return p.job.partDone()
 }
 
@@ -165,22 +175,26 @@ func ReadBox(ctx context.Context, store blob.Store, r *Region, sizes []int64, bo
 	if err := box.Check(sizes); err != nil || box.Empty() {
 		return 0, err
 	}
+
 	c := &Checkpoint{store: store, src: &Source{}}
 	f, err := c.openFile(ctx, r.File)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
+
 	l, err := layoutOf(r, sizes, f.Size())
 	if err != nil {
 		return 0, err
 	}
+
 	o := storage.ReadOptions{BufferBytes: budget, Parallel: 1}
 	b := newBatch(c, nil, o)
 	j := &job{b: b, id: ChunkID{Entry: &meta.Entry{}}, box: box, dtype: r.DType, at: Place{Region: r}, lay: l, to: dst}
 	if err := j.addParts(); err != nil {
 		return 0, err
 	}
+
 	st, err := Fetch(ctx, b.requests, FetchOptions{
 		Open:        func(context.Context, string) (blob.Reader, error) { return f, nil },
 		ReadOptions: o, Gap: b.limits.gap, Slow: b.storeGap > 0,

@@ -137,6 +137,7 @@ func Chunks(entries []meta.Entry) iter.Seq[ChunkID] {
 			} else if e.Bytes.Inline == nil {
 				n = 1
 			}
+
 			for i := range n {
 				if !yield(ChunkID{e, i}) {
 					return
@@ -246,19 +247,23 @@ func Join(a, b *Source) *Source {
 	slices.SortFunc(md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	md.Missing = slices.Concat(a.Metadata.Missing, b.Metadata.Missing)
 	slices.SortFunc(md.Missing, func(x, y meta.Missing) int { return strings.Compare(x.FQN, y.FQN) })
+
 	names, files := map[string]bool{}, map[string]bool{}
 	for i := range b.Metadata.Entries {
 		names[b.Metadata.Entries[i].FQN] = true
 	}
+
 	for _, f := range b.Files {
 		files[f.Name] = true
 	}
+
 	of := func(e *meta.Entry) *Source {
 		if names[e.FQN] {
 			return b
 		}
 		return a
 	}
+
 	out := *a
 	out.Metadata, out.Files, out.Problems = &md, slices.Concat(a.Files, b.Files), slices.Concat(a.Problems, b.Problems)
 	out.Copies = slices.Concat(a.Copies, b.Copies)
@@ -272,12 +277,14 @@ func Join(a, b *Source) *Source {
 					own, numbers = append(own, id), append(numbers, n)
 				}
 			}
+
 			if err := s.places(ctx, own, o, func(k int, p Place) error { return found(numbers[k], p) }); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
+
 	out.Value = func(ctx context.Context, e *meta.Entry) (string, []byte, error) { return of(e).Value(ctx, e) }
 	out.Check = func(ctx context.Context, f *FileCheck) (int64, error) {
 		if files[f.File.Name] {
@@ -294,6 +301,7 @@ func (s *Source) places(ctx context.Context, ids []ChunkID, o storage.ReadOption
 	if s.Places != nil && len(ids) > 1 {
 		return s.Places(ctx, ids, o, found)
 	}
+
 	for n, id := range ids {
 		p, err := s.Place(ctx, id.Entry, id.N)
 		if err != nil {
@@ -303,6 +311,7 @@ func (s *Source) places(ctx context.Context, ids []ChunkID, o storage.ReadOption
 			return err
 		}
 	}
+
 	return context.Cause(ctx)
 }
 
@@ -319,11 +328,13 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 	if err != nil {
 		return nil, err
 	}
+
 	for range watchTries {
 		src, err := describe(ctx)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
+
 		now, lookErr := look(ctx)
 		if lookErr != nil {
 			return nil, errors.Join(err, lookErr)
@@ -332,6 +343,7 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 			seen = now
 			continue
 		}
+
 		if err == nil {
 			src.records = records
 			src.Changed = func(ctx context.Context) bool {
@@ -341,6 +353,7 @@ func Watch(ctx context.Context, store blob.Store, records []string, describe fun
 		}
 		return src, err
 	}
+
 	return nil, fmt.Errorf("%w: %s was replaced %d times while it was opened", storage.ErrChanged, store, watchTries)
 }
 
@@ -396,12 +409,14 @@ func (l LostFiles) Note(md *meta.Metadata, missing []meta.Missing, listing strin
 		}
 		problems = append(problems, storage.VerifyProblem{File: m.File, FQN: m.FQN, Text: problemOf(m.Err)})
 	}
+
 	for file, err := range l {
 		if len(names[file])+len(names[""]) == 0 {
 			missing = append(missing, meta.Missing{Below: true, File: file, Err: err})
 		}
 		problems = append(problems, storage.VerifyProblem{File: file, FQNs: names[file], Text: problemOf(err)})
 	}
+
 	slices.SortFunc(missing, func(a, b meta.Missing) int {
 		return cmp.Or(strings.Compare(a.FQN, b.FQN), strings.Compare(a.File, b.File))
 	})
@@ -409,15 +424,18 @@ func (l LostFiles) Note(md *meta.Metadata, missing []meta.Missing, listing strin
 	if n := names[""]; len(n) > 0 {
 		problems = append(problems, storage.VerifyProblem{File: listing, FQNs: n, Text: "files that it lists are missing or damaged"})
 	}
+
 	if len(missing) == 0 || len(md.Entries) > 0 {
 		return problems, nil
 	}
+
 	errs := []error{l.Err()}
 	for _, m := range missing {
 		if m.File != "" && l[m.File] == nil {
 			errs = append(errs, m.Err)
 		}
 	}
+
 	return problems, errors.Join(errs...)
 }
 

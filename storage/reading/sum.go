@@ -82,6 +82,7 @@ func (s *sums) add(file string, sum *Sum, begin int64, p []byte, crc *uint32) er
 	if x.begin >= x.end {
 		return nil
 	}
+
 	p = p[x.begin-begin : x.end-begin]
 	if crc != nil && x.begin == begin && x.end == begin+int64(len(p)) {
 		x.crc = *crc
@@ -91,15 +92,18 @@ func (s *sums) add(file string, sum *Sum, begin int64, p []byte, crc *uint32) er
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	id := recordID{file, *sum}
 	r := s.records[id]
 	if r == nil {
 		r = &partial{}
 		s.records[id] = r
 	}
+
 	if r.over {
 		return nil
 	}
+
 	s.runs -= len(r.runs)
 	r.add(x, p)
 	s.runs += len(r.runs)
@@ -110,6 +114,7 @@ func (s *sums) add(file string, sum *Sum, begin int64, p []byte, crc *uint32) er
 		}
 		return nil
 	}
+
 	if len(r.runs) > s.each || s.runs > s.limit {
 		s.runs -= len(r.runs)
 		r.runs, r.over = nil, true
@@ -124,10 +129,12 @@ func (s *sums) compare(id recordID, whole run) bool {
 		s.runs -= len(r.runs)
 		delete(s.records, id)
 	}
+
 	if whole.crc == id.sum.CRC {
 		s.good[id] = true
 		return true
 	}
+
 	s.runs++
 	s.records[id] = &partial{runs: []run{whole}, bad: true}
 	return false
@@ -144,15 +151,18 @@ func (r *partial) add(x run, p []byte) {
 		if i < to {
 			end = min(end, r.runs[i].begin)
 		}
+
 		if begin == x.begin && end == x.end {
 			all = join(all, x)
 		} else if begin < end {
 			all = join(all, run{begin, end, crc32.ChecksumIEEE(p[begin-x.begin : end-x.begin])})
 		}
+
 		if i < to {
 			all = join(all, r.runs[i])
 		}
 	}
+
 	r.runs = slices.Replace(r.runs, from, to, all)
 }
 
@@ -191,6 +201,7 @@ func newRest(id recordID, runs []run, most int64) *rest {
 		fill(r.begin)
 		x.runs, at = append(x.runs, &r), r.end
 	}
+
 	fill(id.sum.End)
 	return x
 }
@@ -201,19 +212,23 @@ func newRest(id recordID, runs []run, most int64) *rest {
 func (s *sums) claim(ids []recordID, most int64) (mine []*rest, others []chan bool, bad *recordID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, id := range ids {
 		if r := s.records[id]; r != nil && r.bad {
 			return nil, nil, &id
 		}
 	}
+
 	for _, id := range ids {
 		if s.good[id] {
 			continue
 		}
+
 		if c := s.busy[id]; c != nil {
 			others = append(others, c)
 			continue
 		}
+
 		s.busy[id] = make(chan bool)
 		var runs []run
 		if r := s.records[id]; r != nil {
@@ -221,6 +236,7 @@ func (s *sums) claim(ids []recordID, most int64) (mine []*rest, others []chan bo
 		}
 		mine = append(mine, newRest(id, runs, most))
 	}
+
 	return mine, others, nil
 }
 
@@ -229,20 +245,24 @@ func (s *sums) claim(ids []recordID, most int64) (mine []*rest, others []chan bo
 func (s *sums) release(mine []*rest, read bool) (bad *recordID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for _, x := range mine {
 		close(s.busy[x.id])
 		delete(s.busy, x.id)
 		if !read {
 			continue
 		}
+
 		var whole run
 		for _, r := range x.runs {
 			whole = join(whole, *r)
 		}
+
 		if !s.compare(x.id, whole) {
 			bad = &x.id
 		}
 	}
+
 	return bad
 }
 
@@ -259,12 +279,14 @@ func (b *batch) compareRecords(ctx context.Context) error {
 				return err
 			}
 		}
+
 		if bad != nil {
 			return plan.Named(b.records[*bad], bad.damaged())
 		}
 		if len(others) == 0 {
 			return nil
 		}
+
 		for _, c := range others {
 			select {
 			case <-c:
@@ -285,6 +307,7 @@ func (b *batch) readRests(ctx context.Context, of []*rest) error {
 			requests = append(requests, Request{File: x.id.file, Offset: gap.begin, Width: gap.end - gap.begin, To: gap})
 		}
 	}
+
 	st, err := Fetch(ctx, requests, FetchOptions{Open: b.c.openFile, ReadOptions: b.opts, Gap: b.limits.gap, Cached: true, Slow: b.storeGap > 0})
 	b.stats.Read += st.Bytes
 	b.stats.Requests += st.Requests

@@ -49,10 +49,12 @@ func (c *Checkpoint) VerifyPart(ctx context.Context, mine func(file string) bool
 		}
 		return mine(file)
 	}
+
 	v.rep.Problems = []storage.VerifyProblem{}
 	if rest {
 		v.rep.Problems = append(v.rep.Problems, c.src.Problems...)
 	}
+
 	md, err := c.Metadata(ctx)
 	switch {
 	case errors.Is(err, storage.ErrCorrupt):
@@ -67,6 +69,7 @@ func (c *Checkpoint) VerifyPart(ctx context.Context, mine func(file string) bool
 			v.held[id.Loc().File] = append(v.held[id.Loc().File], id)
 		}
 	}
+
 	files := slices.DeleteFunc(slices.Clone(c.src.Files), func(f storage.File) bool { return !v.mine(f.Name) })
 	err = work.Each(ctx, len(files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, files[i]) })
 	if err == nil && v.md != nil {
@@ -75,6 +78,7 @@ func (c *Checkpoint) VerifyPart(ctx context.Context, mine func(file string) bool
 	if err != nil {
 		return nil, c.explain(ctx, err)
 	}
+
 	rep := v.report()
 	if len(rep.Problems) > 0 && c.changed(ctx) {
 		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
@@ -125,6 +129,7 @@ func (v *verifier) report() *storage.VerifyReport {
 		p.FQNs = slices.Compact(p.FQNs)
 		all = append(all, *p)
 	}
+
 	all = slices.DeleteFunc(all, func(p storage.VerifyProblem) bool {
 		_, gone := v.gone[p.File]
 		return gone
@@ -133,6 +138,7 @@ func (v *verifier) report() *storage.VerifyReport {
 	for i := range all {
 		all[i].File = v.c.src.storedAs(all[i].File)
 	}
+
 	storage.SortProblems(all)
 	v.rep.Problems, v.rep.Notes = all, v.c.Storage().Notes
 	return &v.rep
@@ -213,12 +219,14 @@ func (v *verifier) file(ctx context.Context, file storage.File) (err error) {
 	if err != nil {
 		return err
 	}
+
 	if file.Unsummed && f.Size != file.Size {
 		f.Problem("", fmt.Sprintf("it has %d bytes, but had %d when the checkpoint was opened", f.Size, file.Size))
 	}
 	if err := v.c.checkRepeats(file.Name); err != nil {
 		f.Problem("", err.Error())
 	}
+
 	v.update(func() {
 		v.rep.Files++
 		v.rep.Bytes += f.Size
@@ -247,12 +255,14 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 	if e.Bytes != nil {
 		return v.value(ctx, e)
 	}
+
 	if v.rest {
 		v.update(func() { v.rep.Chunks += int64(len(e.Tensor.Chunks)) })
 		for _, p := range plan.CheckCoverage(e.Tensor.Shape, e.Tensor.Chunks) {
 			v.problem(v.describing(), e.FQN, fmt.Sprintf("%s: %s", p.Kind, p.Text))
 		}
 	}
+
 	for i, box := range e.Tensor.Chunks {
 		loc := &e.Tensor.Locs[i]
 		if box.Empty() || !v.mine(loc.File) || v.known[loc] || v.beyond(e.FQN, loc) {
@@ -263,6 +273,7 @@ func (v *verifier) entry(ctx context.Context, e *meta.Entry) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -274,6 +285,7 @@ func (v *verifier) value(ctx context.Context, e *meta.Entry) (err error) {
 	if !v.mine(e.Bytes.Loc.File) || e.Bytes.Inline != nil || v.beyond(e.FQN, &e.Bytes.Loc) {
 		return nil
 	}
+
 	if v.c.src.Value != nil {
 		_, _, err = v.c.src.Value(ctx, e)
 	} else {
@@ -292,6 +304,7 @@ func (v *verifier) reportIfCorrupt(file, fqn string, err error) error {
 	if !errors.Is(err, storage.ErrCorrupt) {
 		return err
 	}
+
 	if f, ok := errors.AsType[*storage.FileError](err); ok && f.File == file {
 		v.damage(file, fqn, f.Problem().Text)
 	} else {
@@ -339,17 +352,20 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 		return 0, err
 	}
 	defer r.Close()
+
 	size = r.Size()
 	pool := work.NewPool(maxBytes+2*blob.Align, 0, scanPieces)
 	pieces := make(chan chan scanned, scanPieces)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(work.Guard(func() error {
 		defer close(pieces)
+
 		for at := int64(0); at < size; at += maxBytes {
 			buf, err := pool.Get(gctx)
 			if err != nil {
 				return err
 			}
+
 			read := make(chan scanned, 1)
 			pieces <- read // does not block: it has room for one element per buffer
 			g.Go(work.Guard(func() error {
@@ -362,8 +378,10 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 				return err
 			}))
 		}
+
 		return nil
 	}))
+
 	at, whole := int64(0), true
 	for read := range pieces {
 		p := <-read
@@ -373,6 +391,7 @@ func Scan(ctx context.Context, s blob.Store, name string, visit func(p []byte, a
 		}
 		pool.Put(p.buf)
 	}
+
 	return size, g.Wait()
 }
 

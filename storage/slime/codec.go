@@ -105,11 +105,13 @@ func check(encoding string, frame source) error {
 	if encoding == Overwrite {
 		return applyOverwrite(MaxOverwrite, frame, func(uint32, byte) {})
 	}
+
 	r, err := newFrame(frame, -1)
 	if err != nil {
 		return err
 	}
 	defer r.close()
+
 	if r.size < 0 {
 		return fmt.Errorf("%w: the frame does not declare its size", errDelta)
 	}
@@ -125,6 +127,7 @@ func applyXOR(p []byte, frame source) error {
 		return err
 	}
 	defer r.close()
+
 	buf := make([]byte, min(stepBytes, len(p)))
 	for step := range slices.Chunk(p, max(1, len(buf))) {
 		b := buf[:len(step)]
@@ -133,6 +136,7 @@ func applyXOR(p []byte, frame source) error {
 		}
 		subtle.XORBytes(step, step, b)
 	}
+
 	return r.end()
 }
 
@@ -144,10 +148,12 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 		return err
 	}
 	defer positions.close()
+
 	count, err := positions.uint32()
 	if err != nil {
 		return err
 	}
+
 	size := 4 + 5*int64(count)
 	switch {
 	case int64(count) > n:
@@ -155,14 +161,17 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 	case positions.size >= 0 && positions.size != size:
 		return fmt.Errorf("%w: the frame has %d bytes, %d changes have %d", errDelta, positions.size, count, size)
 	}
+
 	values, err := newFrame(frame, -1)
 	if err != nil {
 		return err
 	}
 	defer values.close()
+
 	if _, err := io.CopyN(io.Discard, values, 4+4*int64(count)); err != nil {
 		return malformed(err)
 	}
+
 	last := int64(-1)
 	for range count {
 		at, err := positions.uint32()
@@ -172,6 +181,7 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 		if int64(at) <= last || int64(at) >= n {
 			return fmt.Errorf("%w: the position %d after %d, in a tensor of %d bytes", errDelta, at, last, n)
 		}
+
 		last = int64(at)
 		v, err := values.ReadByte()
 		if err != nil {
@@ -179,6 +189,7 @@ func applyOverwrite(n int64, frame source, set func(at uint32, v byte)) error {
 		}
 		set(at, v)
 	}
+
 	return values.end()
 }
 
@@ -218,20 +229,24 @@ func (f *frame) begin(from io.Reader, want int64) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
+
 	var h zstd.Header
 	if err := h.Decode(head); err != nil {
 		return malformed(err)
 	}
+
 	f.size = -1
 	if h.HasFCS {
 		f.size = int64(min(h.FrameContentSize, math.MaxInt64))
 	}
+
 	if h.Skippable || want >= 0 && f.size >= 0 && f.size != want {
 		return fmt.Errorf("%w: the frame has %d bytes, the tensor %d", errDelta, f.size, want)
 	}
 	if err := f.d.Reset(f.in); err != nil {
 		return malformed(err)
 	}
+
 	f.Reset(f.d)
 	return nil
 }
@@ -339,22 +354,26 @@ func (e *encoder) encode(old, p []byte) []byte {
 		subtle.XORBytes(old, old, p)
 		return e.compress(old)
 	}
+
 	count := 0
 	for i, b := range p {
 		if b != old[i] {
 			count++
 		}
 	}
+
 	e.buf = binary.LittleEndian.AppendUint32(slices.Grow(e.buf[:0], 4+5*count), uint32(count))
 	for i, b := range p {
 		if b != old[i] {
 			e.buf = binary.LittleEndian.AppendUint32(e.buf, uint32(i))
 		}
 	}
+
 	for i, b := range p {
 		if b != old[i] {
 			e.buf = append(e.buf, b)
 		}
 	}
+
 	return e.compress(e.buf)
 }

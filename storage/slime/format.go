@@ -92,6 +92,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
+
 	o.FailIfExists = true
 	return &writer{Committer: commit.New(store, Files(), o), store: store, f: f, most: packBytes}, nil
 }
@@ -108,10 +109,12 @@ func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint,
 	if !is {
 		return nil, absent(ctx, store)
 	}
+
 	_, name, err := blob.Parent(store)
 	if err != nil {
 		return nil, fmt.Errorf("the versions beside %s: %w", store, err)
 	}
+
 	c, err := f.follow(ctx, store, name)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ func (d *description) check() (version, base int64, err error) {
 	if base, err = parseVersion(d.BaseVersion); err != nil {
 		return 0, 0, err
 	}
+
 	_, known := sums[d.Checksum]
 	switch {
 	case base != version-1:
@@ -58,6 +59,7 @@ func (d *description) check() (version, base int64, err error) {
 	case !known:
 		return 0, 0, fmt.Errorf("%w: checksum_format %.80q", storage.ErrVersion, d.Checksum)
 	}
+
 	return version, base, nil
 }
 
@@ -105,14 +107,17 @@ func decodeIndex(b []byte) (*index, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
+
 	var doc map[string]json.RawMessage
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return nil, fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}
+
 	var about map[string]any
 	if err := json.Unmarshal(doc["metadata"], &about); err != nil {
 		return nil, fmt.Errorf("%w: metadata: %w", storage.ErrCorrupt, err)
 	}
+
 	text := func(key string) string { // unlike a struct, a map distinguishes upper and lower case
 		s, _ := about[key].(string)
 		return s
@@ -132,6 +137,7 @@ func IsDelta(ctx context.Context, store blob.Store) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	defer r.Close()
 	found, err := hasEncoding(bufio.NewReaderSize(section(ctx, r, 0, min(r.Size(), maxIndex))(), detectBytes))
 	if e, ok := errors.AsType[storeError](err); ok {
@@ -151,6 +157,7 @@ func hasEncoding(r io.Reader) (bool, error) {
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return false, err
 	}
+
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
@@ -162,14 +169,17 @@ func hasEncoding(r io.Reader) (bool, error) {
 			}
 			continue
 		}
+
 		var m map[string]json.RawMessage
 		if err := d.Decode(&m); err != nil {
 			return false, err
 		}
+
 		_, encoded := m["delta_encoding"]
 		_, based := m["base_version"]
 		return encoded || based, nil
 	}
+
 	return false, nil
 }
 
@@ -180,12 +190,14 @@ func skip(d *json.Decoder) error {
 		if err != nil {
 			return err
 		}
+
 		switch t {
 		case json.Delim('{'), json.Delim('['):
 			depth++
 		case json.Delim('}'), json.Delim(']'):
 			depth--
 		}
+
 		if depth == 0 {
 			return nil
 		}

@@ -53,11 +53,13 @@ func (t *tensors) get(ctx context.Context, h *history) (p []byte, read int64, do
 		if err != nil {
 			return nil, read, nil, err
 		}
+
 		if mine {
 			x.p, read, x.err = t.build(ctx, h, x.spare)
 			x.spare = nil
 			close(x.ready)
 		}
+
 		done = func() { t.release(x, h.bytes) }
 		select {
 		case <-x.ready:
@@ -68,6 +70,7 @@ func (t *tensors) get(ctx context.Context, h *history) (p []byte, read int64, do
 		if err == nil {
 			return x.p, read, done, nil
 		}
+
 		done()
 		if mine || ctx.Err() != nil || errors.Is(err, storage.ErrCorrupt) {
 			return nil, read, nil, err
@@ -88,6 +91,7 @@ func (t *tensors) hold(ctx context.Context, h *history) (x *held, mine bool, err
 			t.mu.Unlock()
 			return x, false, nil
 		}
+
 		var spare []byte
 		for len(t.order) > 0 && t.bytes+h.bytes > t.most {
 			if p := t.drop(t.order[0]); int64(cap(p)) >= h.bytes {
@@ -95,12 +99,14 @@ func (t *tensors) hold(ctx context.Context, h *history) (x *held, mine bool, err
 			}
 			t.order = t.order[1:]
 		}
+
 		if t.bytes == 0 || t.bytes+h.bytes <= t.most {
 			x := &held{name: h.base.FQN, users: 1, ready: make(chan struct{}), spare: spare}
 			t.held[x.name], t.bytes = x, t.bytes+h.bytes
 			t.mu.Unlock()
 			return x, true, nil
 		}
+
 		freed := t.freed
 		t.mu.Unlock()
 		select {
@@ -122,15 +128,18 @@ func (t *tensors) drop(x *held) []byte {
 func (t *tensors) release(x *held, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	if x.users--; x.users > 0 {
 		return
 	}
+
 	if x.err != nil {
 		delete(t.held, x.name)
 		t.bytes -= n
 	} else {
 		t.order = append(t.order, x)
 	}
+
 	close(t.freed)
 	t.freed = make(chan struct{})
 }
@@ -142,10 +151,12 @@ func (t *tensors) build(ctx context.Context, h *history, spare []byte) ([]byte, 
 	if spare == nil {
 		spare = make([]byte, h.bytes)
 	}
+
 	p, read, err := t.replay(ctx, h, spare, false)
 	if !errors.Is(err, errSum) {
 		return p, read, err
 	}
+
 	// Find the first version with a wrong state.
 	if _, _, first := t.replay(ctx, h, spare, true); first != nil {
 		err = first
@@ -163,17 +174,21 @@ func (t *tensors) replay(ctx context.Context, h *history, p []byte, each bool) (
 	if err != nil {
 		return nil, 0, err
 	}
+
 	if read, err = readBox(ctx, t.full, h.base, tensor.Whole(h.base.Tensor.Shape), flat, 0); err != nil {
 		return nil, read, err
 	}
+
 	for i, d := range h.deltas {
 		read += d.length
 		if err := d.apply(ctx, p); err != nil {
 			return nil, read, err
 		}
+
 		if i < len(h.deltas)-1 && !each {
 			continue
 		}
+
 		if got := sums[d.v.index.Metadata.Checksum](p); got != d.sum {
 			why := "a difference is damaged, or the version before it is not the one that it was made from"
 			if i == 0 {
@@ -183,6 +198,7 @@ func (t *tensors) replay(ctx context.Context, h *history, p []byte, each bool) (
 				ErrChain, d.v.name, errSum, d.v.index.Metadata.Checksum, d.sum, got, why)
 		}
 	}
+
 	return p, read, nil
 }
 
@@ -226,15 +242,18 @@ func (d *decoder) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor
 	if len(d.h.deltas) == 0 {
 		return readBox(ctx, d.t.full, d.h.base, box, dst, budget)
 	}
+
 	p, read, done, err := d.t.get(ctx, d.h)
 	if err != nil {
 		return read, err
 	}
 	defer done()
+
 	whole, err := tensor.FromBytes(d.h.base.Tensor.DType, d.h.base.Tensor.Shape, p)
 	if err != nil {
 		return read, err
 	}
+
 	part, err := whole.Narrow(box)
 	if err != nil {
 		return read, err
@@ -250,10 +269,12 @@ func readBox(ctx context.Context, c storage.Checkpoint, e *meta.Entry, box tenso
 	if err != nil {
 		return 0, err
 	}
+
 	items, err := x.Reads(nil, meta.Index{FQN: e.FQN}, box)
 	if err != nil {
 		return 0, err
 	}
+
 	md := &meta.Metadata{Entries: []meta.Entry{*e}}
 	st, err := c.Read(ctx, md, &plan.LoadPlan{Items: items}, receiver{dst}, storage.ReadOptions{BufferBytes: budget, Parallel: 1})
 	return st.Read, err

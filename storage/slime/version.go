@@ -66,13 +66,16 @@ func (v *version) read(ctx context.Context) error {
 	if err != nil {
 		return &storage.FileError{File: indexName, Err: err}
 	}
+
 	if number, ok := ParseFolder(v.name); !ok || number != v.number {
 		return fmt.Errorf("%w: the folder holds version %d, whose folder is called %s", storage.ErrCorrupt, v.number, Folder(v.number))
 	}
+
 	sizes, err := v.list(ctx)
 	if err != nil {
 		return err
 	}
+
 	v.files = []storage.File{{Name: indexName, Size: int64(len(b)), Unsummed: true}}
 	names := slices.Sorted(maps.Keys(sizes))
 	heads := make([]*safetensors.Header, len(names))
@@ -83,12 +86,14 @@ func (v *version) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for i, name := range names {
 		v.files = append(v.files, storage.File{Name: name, Size: sizes[name], Unsummed: true})
 		if err := v.add(name, heads[i]); err != nil {
 			return &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, err)}
 		}
 	}
+
 	return v.compare(sizes)
 }
 
@@ -104,6 +109,7 @@ func (v *version) list(ctx context.Context) (map[string]int64, error) {
 			out[info.Name] = info.Size
 		}
 	}
+
 	return out, nil
 }
 
@@ -113,6 +119,7 @@ func readHeader(ctx context.Context, store blob.Store, name string) (*safetensor
 		return nil, err
 	}
 	defer r.Close()
+
 	h, err := safetensors.Decode(func(p []byte, off int64) error { return r.ReadAt(ctx, p, off) }, r.Size())
 	if errors.Is(err, safetensors.ErrHeader) || errors.Is(err, blob.ErrRange) {
 		err = &storage.FileError{File: name, Err: fmt.Errorf("%w: %w", storage.ErrCorrupt, err)}
@@ -129,12 +136,14 @@ func (v *version) add(file string, h *safetensors.Header) error {
 		if e.DType != "U8" || len(e.Shape) != 1 {
 			return fmt.Errorf("%q is %s %v, and a difference is U8 of one dimension", e.Name, e.DType, e.Shape)
 		}
+
 		if err := meta.CheckFQN(e.Name); err != nil {
 			return err
 		}
 		if err := checkSum(v.index.Metadata.Checksum, d.sum); err != nil {
 			return fmt.Errorf("%q: %w", e.Name, err)
 		}
+
 		switch first := v.deltas[e.Name]; {
 		case first == nil:
 			v.deltas[e.Name] = d
@@ -162,10 +171,12 @@ func (v *version) compare(sizes map[string]int64) error {
 			damaged(file, "the index has %q in it, and it is not there", name)
 		}
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(v.deltas)) {
 		if _, ok := v.index.WeightMap[name]; !ok {
 			damaged(v.deltas[name].file, "it has %q, which the index does not name", name)
 		}
 	}
+
 	return errors.Join(errs...)
 }

@@ -54,11 +54,13 @@ func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 	if !is {
 		return nil, storage.ErrNotFound
 	}
+
 	e := &commit.Existing{Files: []string{indexName}}
 	b, err := blob.ReadAll(ctx, s, indexName, maxIndex)
 	if err != nil {
 		return e, err
 	}
+
 	x, err := decodeIndex(b)
 	if err == nil {
 		for _, file := range x.WeightMap {
@@ -67,6 +69,7 @@ func readExisting(ctx context.Context, s blob.Store) (*commit.Existing, error) {
 		slices.Sort(e.Files[1:])
 		e.Files = slices.Compact(e.Files)
 	}
+
 	e.Replaced = e.Files
 	return e, err
 }
@@ -128,6 +131,7 @@ func (w *writer) openBefore(ctx context.Context) (err error) {
 	if w.before != nil {
 		return nil
 	}
+
 	near := w.store
 	name := ""
 	if w.f.Folder != "" {
@@ -136,15 +140,18 @@ func (w *writer) openBefore(ctx context.Context) (err error) {
 	} else if _, name, err = blob.Parent(w.store); err != nil {
 		return err
 	}
+
 	version, ok := ParseFolder(name)
 	if !ok || version == 0 {
 		return fmt.Errorf("%w: a delta version goes to a folder such as %s, not %q", storage.ErrOptions, Folder(1), name)
 	}
+
 	w.version = version
 	c := &chain{}
 	if err := w.f.extend(ctx, c, version-1, near); err != nil {
 		return fmt.Errorf("%s: %w: %w", name, ErrBefore, err)
 	}
+
 	switch {
 	case len(c.versions) > 0:
 		w.before, err = c.open(ctx)
@@ -177,6 +184,7 @@ func (w *writer) representable(it *plan.WriteItem) error {
 	default:
 		return nil
 	}
+
 	return &storage.NotRepresentable{FQN: it.FQN(), Why: why}
 }
 
@@ -199,11 +207,13 @@ func (w *writer) PrepareGlobalPlan(_ context.Context, ps []*plan.SavePlan) ([]*p
 			of[name] = rank
 		}
 	}
+
 	for i := range w.md.Entries {
 		if name := w.md.Entries[i].FQN; !has(of, name) {
 			errs = append(errs, &storage.NotRepresentable{FQN: name, Why: fmt.Sprintf("version %d has it, and a delta version cannot leave it out: write a full version, in the format hf", w.version-1)})
 		}
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -225,6 +235,7 @@ func (w *writer) pack(p *plan.SavePlan) [][]*plan.WriteItem {
 	for i := range p.Items {
 		items[i] = &p.Items[i]
 	}
+
 	slices.SortStableFunc(items, func(a, b *plan.WriteItem) int { return strings.Compare(a.FQN(), b.FQN()) })
 	var out [][]*plan.WriteItem
 	left := int64(0)
@@ -236,6 +247,7 @@ func (w *writer) pack(p *plan.SavePlan) [][]*plan.WriteItem {
 		out[len(out)-1] = append(out[len(out)-1], it)
 		left -= n
 	}
+
 	return out
 }
 
@@ -258,14 +270,17 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err := json.Unmarshal(p.StorageData, &n); err != nil || rank+1 >= len(n) {
 		return nil, fmt.Errorf("%w: storage data of the plan: %w", plan.ErrProtocol, err)
 	}
+
 	in, err := w.NamePart(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	prefix := "model-"
 	if in != "" {
 		prefix = "delta-" + in + "-"
 	}
+
 	var jobs []*job
 	for i, items := range w.pack(p) {
 		j := &job{name: fmt.Sprintf("%s%05d-of-%05d%s", prefix, n[rank]+i, n[len(n)-1], suffix), items: items}
@@ -274,9 +289,11 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 		}
 		jobs = append(jobs, j)
 	}
+
 	if jobs, err = w.mine(jobs); err != nil || len(jobs) == 0 {
 		return &storage.WriteResults{}, err
 	}
+
 	results := make([]*storage.WriteResults, len(jobs))
 	err = work.Each(ctx, len(jobs), writers, func(ctx context.Context, i int) (err error) {
 		results[i], err = w.write(ctx, jobs[i], data)
@@ -285,10 +302,12 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if err != nil {
 		return nil, err
 	}
+
 	out := &storage.WriteResults{}
 	for _, r := range results {
 		out.Items, out.Files = append(out.Items, r.Items...), append(out.Files, r.Files...)
 	}
+
 	return out, nil
 }
 
@@ -300,16 +319,19 @@ func (w *writer) mine(jobs []*job) ([]*job, error) {
 	if w.divide == nil {
 		return jobs, nil
 	}
+
 	offer := make([]storage.File, len(jobs))
 	for i, j := range jobs {
 		offer[i] = storage.File{Name: j.name, Size: j.bytes}
 	}
+
 	var out []*job
 	for i, ok := range w.divide(offer, false) {
 		if ok {
 			out = append(out, jobs[i])
 		}
 	}
+
 	return out, nil
 }
 
@@ -327,6 +349,7 @@ func (w *writer) write(ctx context.Context, j *job, data storage.Resolver) (*sto
 			return r, err
 		}
 	}
+
 	f, results, err := w.encode(ctx, j, data)
 	if err != nil {
 		return nil, err
@@ -345,6 +368,7 @@ func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*co
 	if err != nil {
 		return nil, nil, err
 	}
+
 	h := &safetensors.Header{Metadata: map[string]string{}}
 	f := &commit.DataFile{Name: j.name, Parts: []commit.Part{{}}}
 	results := make([]storage.WriteResult, len(j.items))
@@ -358,6 +382,7 @@ func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*co
 		if p == nil {
 			continue
 		}
+
 		n := int64(len(p))
 		h.Entries = append(h.Entries, safetensors.Entry{Name: it.FQN(), DType: "U8", Shape: []int64{n}, Begin: at, End: at + n})
 		h.Metadata[it.FQN()] = sum
@@ -365,19 +390,23 @@ func (w *writer) encode(ctx context.Context, j *job, data storage.Resolver) (*co
 		results[i].Loc = meta.Location{File: j.name, Offset: at, Length: n}
 		at += n
 	}
+
 	if at == 0 {
 		return nil, results, nil
 	}
+
 	head, err := safetensors.Encode(h, 8)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", j.name, err)
 	}
+
 	f.Parts[0] = commit.Part{Length: int64(len(head)), Literal: head}
 	for i := range results {
 		if results[i].Loc.File != "" {
 			results[i].Loc.Offset += int64(len(head))
 		}
 	}
+
 	f.Results = func() []storage.WriteResult { return results }
 	return f, results, nil
 }
@@ -391,14 +420,17 @@ func (w *writer) difference(ctx context.Context, enc *encoder, it *plan.WriteIte
 	if err := read(ctx, data, it, p); err != nil {
 		return nil, "", err
 	}
+
 	e, _ := w.md.Find(it.FQN()) // PrepareLocalPlan has checked it
 	dst, err := tensor.FromBytes(e.Tensor.DType, e.Tensor.Shape, old)
 	if err != nil {
 		return nil, "", err
 	}
+
 	if _, err := readBox(ctx, w.before, e, tensor.Whole(e.Tensor.Shape), dst, 0); err != nil {
 		return nil, "", err
 	}
+
 	diff := enc.encode(old, p)
 	if diff == nil {
 		return nil, "", nil
@@ -415,6 +447,7 @@ func read(ctx context.Context, data storage.Resolver, it *plan.WriteItem, p []by
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case d.Stream != nil:
 		for at := 0; at < len(p) && err == nil; at += readBytes {
@@ -424,6 +457,7 @@ func read(ctx context.Context, data storage.Resolver, it *plan.WriteItem, p []by
 	case d.Tensor == nil || d.Tensor.NumBytes() != int64(len(p)) || d.Tensor.DType() != it.Info.DType:
 		return fmt.Errorf("%w: it was planned as %v %v, but is %v now", plan.ErrState, it.Info.DType, it.Box.Sizes, d.Tensor)
 	}
+
 	err = d.Tensor.ReadAt(p, 0)
 	if d.Release != nil {
 		err = errors.Join(err, d.Release())
@@ -437,9 +471,11 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 	if err != nil {
 		return err
 	}
+
 	if err := errors.Join(w.CheckMetadata(md), storage.RefuseStorageData(Format{}.Name(), results), w.checkAlone(ctx, results)); err != nil {
 		return err
 	}
+
 	x := &index{
 		Metadata:  description{versionText(w.version), versionText(w.version - 1), w.f.Encoding, compression, w.f.Checksum},
 		WeightMap: map[string]string{},
@@ -449,10 +485,12 @@ func (w *writer) Finish(ctx context.Context, md *meta.Metadata, results []*stora
 			x.WeightMap[entries[i].FQN] = loc.File
 		}
 	}
+
 	text, err := encodeIndex(x)
 	if err != nil {
 		return err
 	}
+
 	if err := w.Commit(ctx, commit.File{Name: indexName, Data: text}, results); err != nil {
 		return err
 	}
@@ -467,6 +505,7 @@ func encodeIndex(x *index) ([]byte, error) {
 	if err := e.Encode(x); err != nil {
 		return nil, err
 	}
+
 	if b.Len() > min(maxIndex, math.MaxInt32) {
 		return nil, fmt.Errorf("%s would have %d bytes; readers take at most %d", indexName, b.Len(), maxIndex)
 	}
@@ -482,14 +521,17 @@ func (w *writer) checkAlone(ctx context.Context, results []*storage.WriteResults
 			mine[f.Name] = true
 		}
 	}
+
 	have, err := (&version{store: w.store}).list(ctx)
 	if err != nil {
 		return err
 	}
+
 	for name := range have {
 		if !mine[name] {
 			return fmt.Errorf("%w: %s holds %s, which receivers would take for a part of this version: remove it first", storage.ErrExists, w.store, name)
 		}
 	}
+
 	return nil
 }

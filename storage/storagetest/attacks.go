@@ -26,6 +26,7 @@ func Attacks(t testing.TB) map[string][]byte {
 		}
 		return b.String() + "."
 	}
+
 	dict := func(v string) string { return "}" + text("a") + v + "s." }
 	out := map[string][]byte{
 		"lists that double":        archiveOf(t, dict(strings.TrimSuffix(double("](NNe", "0](%[1]s%[1]se"), "."))),
@@ -56,6 +57,7 @@ func Attack(t testing.TB, r *rand.Rand) []byte {
 	if r.IntN(8) == 0 {
 		a.elems = a.Int64N(1 << a.IntN(63))
 	}
+
 	records["data.pkl"] = "\x80\x02}" + a.text() + a.value(4) + "s."
 	method := zip.Store
 	if r.IntN(8) == 0 {
@@ -77,6 +79,7 @@ func (a *attacker) value(levels int) string {
 	if levels == 0 {
 		kind += 4
 	}
+
 	switch kind {
 	case 0:
 		n := 1 << a.IntN(18)
@@ -111,6 +114,7 @@ func (a *attacker) value(levels int) string {
 	case 7:
 		return a.text()
 	}
+
 	return "N"
 }
 
@@ -161,6 +165,7 @@ func packed(t testing.TB, method uint16, records map[string]string) []byte {
 			must.Get(w.Write([]byte(data)))(t)
 		}
 	}
+
 	must.Do(t, z.Close())
 	return b.Bytes()
 }

@@ -94,6 +94,7 @@ func (c *Crash) checkOnly(t testing.TB, s blob.Store, names []string) {
 	} else if !errors.Is(err, storage.ErrNotFound) {
 		t.Error(err)
 	}
+
 	if !slices.Equal(names, want) {
 		t.Errorf("there are %q; want the files of the checkpoint only, %q", names, want)
 	}
@@ -128,6 +129,7 @@ func faultEach(t *testing.T, to, from *Crash, rule func(n int64) fault.Rule, ope
 		if t.Failed() {
 			t.Fatalf("operation %d:\n%v", n, f.Ops())
 		}
+
 		if !f.Crashed() && int64(len(f.Ops())) < n {
 			if n < 4 {
 				t.Errorf("a save has %d operations; the test saw too little", n-1)
@@ -147,6 +149,7 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 		old = from.small(t, 1)
 		must.Do(t, from.save(t.Context(), t, inner, "old", 1))
 	}
+
 	before := Names(t, inner)
 	f := fault.New(inner, rule)
 	err := to.save(context.Background(), t, f, "new", 2)
@@ -164,11 +167,13 @@ func faultOnce(t *testing.T, to, from *Crash, inner blob.Store, rule fault.Rule)
 			t.Errorf("after a save that failed there are %q; want %q", now, before)
 		}
 	}
+
 	next.Write.SweepAfter = 1
 	if err := next.save(t.Context(), t, inner, "later", 9); err != nil {
 		t.Errorf("the next save = %v", err)
 		return f
 	}
+
 	checkHolds(t, next.At(inner), next.small(t, 9), "after the next save")
 	next.checkOnly(t, inner, Names(t, inner))
 	return f
@@ -197,6 +202,7 @@ func RunAsChild(saves map[string]*Crash) {
 	if dir == "" {
 		return
 	}
+
 	n, _ := strconv.ParseInt(os.Getenv(killAtEnv), 10, 64)
 	var steps atomic.Int64
 	kill := func() {
@@ -209,6 +215,7 @@ func RunAsChild(saves map[string]*Crash) {
 	if err := saves[os.Getenv(howEnv)].saveIn(context.Background(), new(testing.T), dir, "child", 2, kill); err != nil {
 		panic(err)
 	}
+
 	os.Exit(0)
 }
 
@@ -236,6 +243,7 @@ func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 		old = from.small(t, 1)
 		must.Do(t, from.saveIn(t.Context(), t, dir, "old", 1, alive))
 	}
+
 	killed := runKilled(t, dir, how, n)
 	s := openDir(t, dir)
 	checkEither(t, to.At(s), old, to.small(t, 2))
@@ -247,6 +255,7 @@ func killOnce(t *testing.T, from, to *Crash, how string, n int) bool {
 		checkEither(t, to.At(s), old, to.small(t, 2))
 		to.checkOnly(t, s, onDisk(t, swept))
 	}
+
 	must.Do(t, to.saveIn(t.Context(), t, dir, "next", 3, alive))
 	checkHolds(t, to.At(s), to.small(t, 3), "after the next save")
 	to.checkOnly(t, s, onDisk(t, dir))
@@ -262,6 +271,7 @@ func RunRaces(t *testing.T, c *Crash) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems cannot tell whether the process of a save is dead")
 	}
+
 	dir := t.TempDir()
 	var wg sync.WaitGroup
 	var committed atomic.Int64
@@ -279,12 +289,14 @@ func RunRaces(t *testing.T, c *Crash) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if committed.Load() == 0 {
 		t.Error("no save has committed")
 	}
 	s := openDir(t, dir)
 	c.checkOnly(t, s, onDisk(t, dir))
+
 	got := blankState(t, c.small(t, 0))
 	must.Do(t, Load(t.Context(), c.At(s), got))
 	for seed := range byte(3) {
@@ -292,6 +304,7 @@ func RunRaces(t *testing.T, c *Crash) {
 			return
 		}
 	}
+
 	t.Errorf("the checkpoint is not of one save: %v", got)
 }
 
@@ -304,6 +317,7 @@ func RunOneWins(t *testing.T, c *Crash, rounds int) {
 		if round%2 == 1 {
 			must.Do(t, c.save(t.Context(), t, s, "old", 9))
 		}
+
 		var both [2]*Saving
 		for i := range both {
 			state := c.small(t, byte(i+1))
@@ -314,6 +328,7 @@ func RunOneWins(t *testing.T, c *Crash, rounds int) {
 			both[i] = NewSaving(c.At(s), Storage(fmt.Sprint("s", i), 1, len(states)), len(states))
 			must.Do(t, errors.Join(both[i].Plan(t.Context(), states), both[i].Write(t.Context())))
 		}
+
 		var errs [2]error
 		var wg sync.WaitGroup
 		for i := range both {
@@ -325,15 +340,18 @@ func RunOneWins(t *testing.T, c *Crash, rounds int) {
 				}
 			})
 		}
+
 		wg.Wait()
 		won := 0
 		if errs[0] != nil {
 			won = 1
 		}
+
 		lost := errs[1-won]
 		if errs[won] != nil || !errors.Is(lost, storage.ErrExists) && !errors.Is(lost, storage.ErrChanged) {
 			t.Fatalf("round %d: saves = %v; want one to succeed and the other to be refused", round, errs)
 		}
+
 		checkHolds(t, c.At(s), c.small(t, byte(won+1)), "after the save that won")
 		c.checkOnly(t, s, Names(t, s))
 		if t.Failed() {

@@ -66,6 +66,7 @@ func Fixtures(t testing.TB, patterns ...string) []Fixture {
 			out = append(out, readFixture(t, d))
 		}
 	}
+
 	return out
 }
 
@@ -82,6 +83,7 @@ func readFixture(t testing.TB, dir string) Fixture {
 	if len(doc.Items) == 0 {
 		t.Fatalf("%s: expected.json names no items", dir)
 	}
+
 	rel, err := filepath.Rel(fixtures(), dir)
 	must.Do(t, err)
 	return Fixture{Name: filepath.ToSlash(rel), Dir: filepath.Join(dir, "ckpt"), Items: doc.Items}
@@ -114,6 +116,7 @@ func RunFixtures(t *testing.T, open func(ctx context.Context, s blob.Store) (sto
 			ck, err := open(t.Context(), s)
 			must.Do(t, err)
 			defer ck.Close()
+
 			CheckItems(t, ck, c.Items)
 			rep, err := ck.Verify(t.Context(), nil)
 			if err != nil || len(rep.Problems) != 0 || rep.Unsummed >= rep.Bytes || rep.Bytes != ck.TotalBytes() {
@@ -128,6 +131,7 @@ func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 	t.Helper()
 	md, err := ck.Metadata(t.Context())
 	must.Do(t, err)
+
 	state := plan.State{}
 	for i := range md.Entries {
 		state[md.Entries[i].FQN] = nil
@@ -135,6 +139,7 @@ func LoadAll(t testing.TB, ck storage.Checkpoint) plan.State {
 			state[md.Entries[i].FQN] = must.Get(tensor.New(x.DType, x.Shape))(t)
 		}
 	}
+
 	l := &Loading{
 		Planners: []plan.LoadPlanner{&plan.DefaultLoad{NoFlatten: true, RejectUnexpected: true}},
 		Readers:  []storage.Reader{storage.ReaderOf(ck, storage.ReadOptions{})},
@@ -150,6 +155,7 @@ func CheckItems(t testing.TB, ck storage.Checkpoint, items map[string]Item) {
 	for name, v := range LoadAll(t, ck) {
 		got[name] = itemOf(v)
 	}
+
 	if d := cmp.Diff(slices.Sorted(maps.Keys(items)), slices.Sorted(maps.Keys(got))); d != "" {
 		t.Fatalf("names (-want +got):\n%s", d)
 	}

@@ -27,6 +27,7 @@ func Filled(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tens
 			p[i] &= 1
 		}
 	}
+
 	return x
 }
 
@@ -54,6 +55,7 @@ func (s *Options) sample(t testing.TB, seed byte) plan.State {
 	for i, d := range s.DTypes {
 		tensors[d.String()] = Filled(t, d, []int64{3, 5}, seed+byte(i))
 	}
+
 	d := s.DTypes[0]
 	wide := Filled(t, d, []int64{6, 8}, seed)
 	odd := map[string]any{
@@ -65,6 +67,7 @@ func (s *Options) sample(t testing.TB, seed byte) plan.State {
 		"strided":    must.Get(wide.Slice(1, 1, 7, 2))(t),
 		"repeated":   must.Get(must.Get(wide.Slice(0, 2, 3, 1))(t).Expand([]int64{4, 8}))(t),
 	}
+
 	names := map[string]any{
 		"sp ace/slash.dot": Filled(t, d, []int64{1}, seed), `quo"te\`: Filled(t, d, []int64{2}, seed),
 		"ünï☃": Filled(t, d, []int64{3}, seed), "__metadata__": Filled(t, d, []int64{4}, seed),
@@ -74,6 +77,7 @@ func (s *Options) sample(t testing.TB, seed byte) plan.State {
 	for _, name := range s.Reserved {
 		delete(state, name)
 	}
+
 	if !s.NoValues {
 		state["v"] = map[string]any{
 			"int": int64(seed), "float": 0.5, "text": "a\x00b☃", "nil": nil, "bytes": []byte{1, seed, 0}, "none": []byte{},

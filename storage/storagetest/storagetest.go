@@ -133,6 +133,7 @@ func (s *suite) shards(t *testing.T, p Place) {
 		s.refusesParts(t, p, x)
 		return
 	}
+
 	saved := make([]plan.State, 3)
 	for r := range saved {
 		saved[r] = plan.State{}
@@ -140,6 +141,7 @@ func (s *suite) shards(t *testing.T, p Place) {
 			saved[r][name] = Cut(t, l, x, r)
 		}
 	}
+
 	must.Do(t, Save(t.Context(), p, Storage("shards", 1, 3), saved...))
 	for to, l := range s.layouts() {
 		loaded := make([]plan.State, 3)
@@ -149,9 +151,11 @@ func (s *suite) shards(t *testing.T, p Place) {
 				loaded[r][from] = must.Get(shard.Empty(l, x.DType(), x.Shape(), r))(t)
 			}
 		}
+
 		if err := Load(t.Context(), p, loaded...); err != nil {
 			t.Fatalf("Load by %s = %v", to, err)
 		}
+
 		for r := range loaded {
 			for from := range s.layouts() {
 				if got := loaded[r][from].(*shard.Tensor); !tensor.Equal(got.Local(), Cut(t, l, x, r).Local()) {
@@ -174,10 +178,12 @@ func (s *suite) copies(t *testing.T, p Place) {
 			states[r]["value"] = "the same"
 		}
 	}
+
 	sv := NewSaving(p, Storage("copies", 1, 2), 2)
 	for i := range sv.Planners {
 		sv.Planners[i] = &plan.DefaultSave{Owner: plan.EveryHolder}
 	}
+
 	err := sv.Run(t.Context(), states)
 	if errors.Is(err, storage.ErrNotRepresentable) {
 		s.emptyPlace(t, p)
@@ -186,16 +192,19 @@ func (s *suite) copies(t *testing.T, p Place) {
 	if err != nil {
 		t.Fatalf("Save = %v", err)
 	}
+
 	got := plan.State{"whole": Filled(t, x.DType(), x.Shape(), 9), "half": Filled(t, x.DType(), x.Shape(), 9), "both": Filled(t, x.DType(), x.Shape(), 9)}
 	if !s.NoValues {
 		got["value"] = ""
 	}
 	must.Do(t, Load(t.Context(), p, got))
+
 	for _, name := range []string{"whole", "half", "both"} {
 		if !tensor.Equal(got[name].(*tensor.Tensor), x) {
 			t.Errorf("%q has other elements", name)
 		}
 	}
+
 	if !s.NoValues && got["value"] != "the same" {
 		t.Errorf("the value is %v", got["value"])
 	}
@@ -223,10 +232,12 @@ func (s *suite) boxes(t *testing.T, p Place) {
 	if s.OneRank {
 		states = []plan.State{{"x": x}}
 	}
+
 	err := Save(t.Context(), p, Storage("boxes", 1, len(states)), states...)
 	if err != nil {
 		t.Fatalf("Save = %v", err)
 	}
+
 	for _, b := range []tensor.Box{
 		tensor.Whole(x.Shape()),
 		{Offsets: []int64{19, 0, 0}, Sizes: []int64{2, 3, 1100}},
@@ -245,9 +256,11 @@ func (s *suite) oneBox(t *testing.T, p Place, x *tensor.Tensor, b tensor.Box, to
 	t.Helper()
 	flipped := slices.Clone(b.Sizes)
 	slices.Reverse(flipped)
+
 	dst := must.Get(must.Get(tensor.New(to, flipped))(t).Transpose(0, 2))(t)
 	want := must.Get(tensor.New(to, b.Sizes))(t)
 	must.Do(t, tensor.Convert(want, must.Get(x.Narrow(b))(t), tensor.CastAny))
+
 	part := must.Get(shard.New(shard.Boxes(map[int]tensor.Box{0: b}), x.Shape(), 0, dst))(t)
 	if err := Load(t.Context(), p, plan.State{"x": part}); err != nil {
 		t.Fatalf("Load %v as %v = %v", b, to, err)
@@ -265,6 +278,7 @@ func (s *suite) streams(t *testing.T, p Place) {
 	sv := NewSaving(p, Storage("streams", 1, 1), 1)
 	sv.Planners[0] = &plan.DefaultSave{DType: func(string, tensor.DType) tensor.DType { return to }}
 	must.Do(t, sv.Run(t.Context(), []plan.State{state}))
+
 	for name, v := range state {
 		want := must.Get(tensor.Cast(v.(*tensor.Tensor), to))(t)
 		got := must.Get(tensor.New(to, want.Shape()))(t)
@@ -282,11 +296,13 @@ func (s *suite) outOfRange(t *testing.T, p Place) {
 	}
 	x := must.Get(tensor.Of([]int64{2, 3}, []int64{1, 2, 3, 4, 300, 6}))(t)
 	must.Do(t, Save(t.Context(), p, Storage("out-of-range", 1, 1), plan.State{"n": x}))
+
 	got := must.Get(tensor.New(tensor.Int8, x.Shape()))(t)
 	err := Load(t.Context(), p, plan.State{"n": got})
 	if !errors.Is(err, tensor.ErrCast) || !strings.Contains(err.Error(), `"n"`) || !strings.Contains(err.Error(), "300") {
 		t.Errorf("Load of 300 as int8 = %v; want %v with the name and the number", err, tensor.ErrCast)
 	}
+
 	must.Do(t, Load(t.Context(), p, plan.State{"n": got.Lossy()}))
 	if want := must.Get(tensor.Of([]int64{2, 3}, []int8{1, 2, 3, 4, 44, 6}))(t); !tensor.Equal(got, want) {
 		t.Errorf("Load into a lossy tensor: %x; want %x", got.Contents(), want.Contents())
@@ -303,16 +319,19 @@ func (s *suite) metadata(t *testing.T, p Place) {
 	if s.OneRank {
 		states = []plan.State{{"m": map[string]any{"x": x, "l": []any{Filled(t, s.DTypes[0], nil, 1)}}}}
 	}
+
 	ranks := len(states)
 	if !s.NoValues {
 		states[ranks-1]["step"] = int64(7)
 	}
 	sv := NewSaving(p, Storage("metadata", 42, ranks), ranks)
 	must.Do(t, sv.Plan(t.Context(), states))
+
 	planned := *sv.Metadata
 	planned.PlannerData = json.RawMessage(`{"rng":[1,2.5,"☃"]}`)
 	sv.Metadata = &planned
 	must.Do(t, sv.Write(t.Context()))
+
 	err := sv.Finish(t.Context())
 	if errors.Is(err, storage.ErrNotRepresentable) { // the format has no place for planner data
 		s.checkRefused(t, p, sv)
@@ -322,6 +341,7 @@ func (s *suite) metadata(t *testing.T, p Place) {
 	if err != nil {
 		t.Fatalf("Finish = %v", err)
 	}
+
 	got, err := p.Reader().ReadMetadata(t.Context())
 	must.Do(t, err)
 	s.checkMetadata(t, sv, &planned, got)
@@ -350,11 +370,13 @@ func (s *suite) checkMetadata(t *testing.T, sv *Saving, want, got *meta.Metadata
 	if string(got.PlannerData) != string(want.PlannerData) {
 		t.Errorf("planner data = %s; want %s", got.PlannerData, want.PlannerData)
 	}
+
 	st, have := sv.Storage, got.Storage
 	have.ID, have.Version = "", ""
 	if diff := cmp.Diff(st, have); diff != "" && !s.NoStorage {
 		t.Errorf("storage (-saved +read):\n%s", diff)
 	}
+
 	for i := range got.Entries {
 		e := &got.Entries[i]
 		if e.Tensor != nil && len(e.Tensor.Locs) != len(e.Tensor.Chunks) {
@@ -372,6 +394,7 @@ func (s *suite) plain(md *meta.Metadata) []string {
 		if !s.NoPaths {
 			line += fmt.Sprintf(" at %v", []meta.Step(e.Path))
 		}
+
 		switch {
 		case e.Tensor != nil:
 			line += fmt.Sprintf(": %+v %v in %v", e.Tensor.Properties, e.Tensor.Shape, e.Tensor.Chunks)
@@ -380,8 +403,10 @@ func (s *suite) plain(md *meta.Metadata) []string {
 		default:
 			line += fmt.Sprintf(": %s, %d bytes", e.Bytes.Codec, e.Bytes.Size)
 		}
+
 		out = append(out, line)
 	}
+
 	return out
 }
 
@@ -454,9 +479,11 @@ func (s *suite) abort(t *testing.T, p Place) {
 	must.Do(t, sv.Plan(t.Context(), states))
 	must.Do(t, sv.Abort(t.Context()))
 	must.Do(t, errors.Join(sv.Plan(t.Context(), states), sv.Write(t.Context())))
+
 	for range 2 {
 		must.Do(t, sv.Abort(t.Context()))
 	}
+
 	s.emptyPlace(t, p) // not even the beginnings
 	must.Do(t, Save(t.Context(), p, Storage("second", 2, 1), old))
 	sv = NewSaving(p, Storage("third", 3, 1), 1)
@@ -476,6 +503,7 @@ func (s *suite) replace(t *testing.T, p Place) {
 	old, young := s.small(t, 1), s.small(t, 2)
 	old["gone"] = Filled(t, s.DTypes[0], []int64{9}, 9)
 	young["new"] = Filled(t, s.DTypes[0], []int64{8}, 8)
+
 	for i, state := range []plan.State{old, young} {
 		id := []string{"first", "second"}[i]
 		if err := Save(t.Context(), p, Storage(id, int64(i), 1), state); err != nil {
@@ -483,6 +511,7 @@ func (s *suite) replace(t *testing.T, p Place) {
 		}
 		checkHolds(t, p, state, "after "+id)
 	}
+
 	md, err := p.Reader().ReadMetadata(t.Context())
 	must.Do(t, err)
 	if _, ok := md.Find("gone"); ok || md.Storage.SaveID != "second" && !s.NoStorage {
@@ -502,16 +531,20 @@ func (s *suite) atOnce(t *testing.T, p Place) {
 			must.Do(t, sv.Plan(t.Context(), states))
 			saves = append(saves, sv)
 		}
+
 		for _, sv := range saves {
 			must.Do(t, sv.Write(t.Context()))
 		}
+
 		steps := []func(context.Context) error{saves[0].Abort, saves[1].Finish}
 		if i == 1 {
 			slices.Reverse(steps)
 		}
+
 		for _, step := range steps {
 			must.Do(t, step(t.Context()))
 		}
+
 		checkHolds(t, p, want, "after "+id)
 	}
 }
@@ -525,6 +558,7 @@ func (s *suite) again(t *testing.T, p Place) {
 		if err := sv.Run(t.Context(), states); err != nil {
 			t.Fatalf("Save %s = %v", id, err)
 		}
+
 		got := []plan.State{{}, blankState(t, states[0])}
 		if err := errors.Join(l.Plan(t.Context(), got), l.Read(t.Context())); err != nil {
 			t.Fatalf("Load %s = %v", id, err)

@@ -35,23 +35,28 @@ func (s *suite) plansStay(t *testing.T, p Place) {
 		}
 		return out
 	}
+
 	equal := func(a, b [][]byte) bool { return slices.EqualFunc(a, b, slices.Equal) }
 	sv := s.prepared(t, p, s.sample(t, 1))
 	local, err := sv.Planners[0].LocalPlan()
 	must.Do(t, err)
+
 	before := encode(local)
 	if _, err := sv.Writers[0].PrepareLocalPlan(t.Context(), local); err != nil || !equal(before, encode(local)) {
 		t.Errorf("PrepareLocalPlan = %v, or it changed its argument", err)
 	}
+
 	final, _, err := sv.Planners[0].GlobalPlan([]*plan.SavePlan{local})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	given := slices.Clone(final)
 	before = encode(final...)
 	if _, err := sv.Writers[0].PrepareGlobalPlan(t.Context(), given); err != nil || !equal(before, encode(final...)) || given[0] != final[0] {
 		t.Errorf("PrepareGlobalPlan = %v, or it changed its argument", err)
 	}
+
 	before = encode(sv.Plans...)
 	if err := sv.Write(t.Context()); err != nil || !equal(before, encode(sv.Plans...)) {
 		t.Errorf("WriteData = %v, or it changed its argument", err)
@@ -70,6 +75,7 @@ func (s *suite) badResults(t *testing.T, p Place) {
 		sv := s.prepared(t, p, s.small(t, 1))
 		must.Do(t, sv.Write(t.Context()))
 		spoil(sv.Results[0])
+
 		if err := sv.Finish(t.Context()); err == nil || errors.Is(err, storage.ErrUncertain) {
 			t.Errorf("%s: Finish = %v; want a refusal", name, err)
 		}
@@ -90,6 +96,7 @@ func (s *suite) badResolver(t *testing.T, p Place) {
 	counted := s.prepared(t, p, state)
 	n := len(counted.Plans[0].Items)
 	must.Do(t, counted.Abort(t.Context()))
+
 	for fail := range n {
 		sv := s.prepared(t, p, state)
 		var calls atomic.Int64
@@ -106,6 +113,7 @@ func (s *suite) badResolver(t *testing.T, p Place) {
 			t.Errorf("item %d: Abort = %v", fail, err)
 		}
 	}
+
 	s.emptyPlace(t, p)
 }
 
@@ -122,10 +130,12 @@ func (s *suite) changedContent(t *testing.T, p Place) {
 	if len(s.DTypes) > 1 {
 		wrong["another type"] = change{"w", plan.Data{Tensor: Filled(t, s.DTypes[1], []int64{4, 3}, 0)}}
 	}
+
 	if !s.NoValues {
 		wrong["more bytes"] = change{"step", plan.Data{Bytes: make([]byte, 4000)}}
 		wrong["no bytes"] = change{"step", plan.Data{}}
 	}
+
 	sv := s.prepared(t, p, s.small(t, 1))
 	for what, c := range wrong {
 		_, err := sv.Writers[0].WriteData(t.Context(), sv.Plans[0], resolver(func(it *plan.WriteItem) (plan.Data, error) {
@@ -138,6 +148,7 @@ func (s *suite) changedContent(t *testing.T, p Place) {
 			t.Errorf("%s: WriteData = %v; want %v", what, err, plan.ErrState)
 		}
 	}
+
 	must.Do(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 }
@@ -175,9 +186,11 @@ func (r *receiver) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	if err := r.next(); err != nil {
 		return nil, err
 	}
+
 	x, err := r.Receiver.ResolveTensor(it)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if r.resolved[it] != nil {
 		r.t.Errorf("%v was resolved twice", it.Dest)
 	}
@@ -189,6 +202,7 @@ func (r *receiver) CommitTensor(it *plan.ReadItem, x *tensor.Tensor) error {
 	if err := r.next(); err != nil {
 		return err
 	}
+
 	r.mu.Lock()
 	r.finished[it]++
 	if r.resolved[it] != x {
@@ -218,19 +232,23 @@ func (s *suite) handedOver(t *testing.T, p Place) {
 	r := newReceiver(t, l.Planners[0], 0)
 	stats, err := l.Readers[0].ReadData(t.Context(), l.Plans[0], r)
 	must.Do(t, err)
+
 	items := l.Plans[0].Items
 	for i := range items {
 		if r.finished[&items[i]] != 1 {
 			t.Errorf("%v was handed over %d times", items[i].Source, r.finished[&items[i]])
 		}
 	}
+
 	if len(r.finished) != len(items) {
 		t.Errorf("%d items were handed over; want %d", len(r.finished), len(items))
 	}
+
 	var tensors int64
 	for _, x := range r.resolved {
 		tensors += x.NumBytes()
 	}
+
 	if stats.Needed < tensors || stats.Rounded < stats.Needed || stats.Read <= 0 || stats.Requests <= 0 {
 		t.Errorf("stats = %+v; want at least the %d bytes of the tensors", stats, tensors)
 	}
@@ -246,6 +264,7 @@ func (s *suite) handedOverInParts(t *testing.T, p Place) {
 	part := must.Get(shard.Empty(shard.Boxes(map[int]tensor.Box{0: box}), x.DType(), x.Shape(), 0))(t)
 	l := NewLoading(p, 1)
 	must.Do(t, l.Plan(t.Context(), []plan.State{{"x": part}}))
+
 	r := newReceiver(t, l.Planners[0], 0)
 	if _, err := l.Readers[0].ReadData(t.Context(), l.Plans[0], r); err != nil {
 		t.Fatalf("ReadData = %v", err)
@@ -269,6 +288,7 @@ func (s *suite) badReceiver(t *testing.T, p Place) {
 			}
 			return
 		}
+
 		if !errors.Is(err, errOnPurpose) {
 			t.Errorf("call %d: ReadData = %v; want %v", n, err, errOnPurpose)
 		}
@@ -301,15 +321,18 @@ func (s *suite) cancelled(t *testing.T, p Place) {
 	if _, err := sv.Writers[0].WriteData(ctx, sv.Plans[0], sv.Planners[0]); !errors.Is(err, errOnPurpose) {
 		t.Errorf("WriteData = %v; want %v", err, errOnPurpose)
 	}
+
 	must.Do(t, sv.Abort(t.Context()))
 	s.emptyPlace(t, p)
 	sv = s.prepared(t, p, s.sample(t, 1))
 	must.Do(t, sv.Write(t.Context()))
+
 	if err := sv.Finish(ctx); !errors.Is(err, errOnPurpose) || errors.Is(err, storage.ErrUncertain) {
 		t.Errorf("Finish = %v; want %v", err, errOnPurpose)
 	}
 	checkNone(t, p, "after a Finish that was cancelled")
 	must.Do(t, sv.Abort(t.Context()))
+
 	l, _ := s.saved(t, p, s.sample(t, 1))
 	if _, err := l.Readers[0].ReadMetadata(ctx); !errors.Is(err, errOnPurpose) {
 		t.Errorf("ReadMetadata = %v; want %v", err, errOnPurpose)
@@ -324,20 +347,24 @@ func (s *suite) progress(t *testing.T, p Place) {
 	if s.OneRank {
 		states[1] = plan.State{}
 	}
+
 	reported := make([]atomic.Int64, 2)
 	count := func(rank int, bytes int64) { reported[rank].Add(bytes) }
 	sv := NewSaving(p, Storage("progress", 1, 2), 2)
 	sv.Progress = count
 	must.Do(t, sv.Run(t.Context(), states))
+
 	for r, q := range sv.Plans {
 		if got := reported[r].Swap(0); got != q.NumBytes() {
 			t.Errorf("save: rank %d reported %d bytes; want %d", r, got, q.NumBytes())
 		}
 	}
+
 	l := NewLoading(p, 2)
 	l.Progress = count
 	must.Do(t, l.Plan(t.Context(), []plan.State{blankState(t, states[1]), blankState(t, states[0])}))
 	must.Do(t, l.Read(t.Context()))
+
 	for r, st := range l.Stats {
 		if got := reported[r].Load(); got != st.Needed {
 			t.Errorf("load: rank %d reported %d bytes; want %d", r, got, st.Needed)

@@ -83,6 +83,7 @@ func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
 		if loc.Length > wholeBytes {
 			return r.ReadAt(ctx, p, loc.Offset+off)
 		}
+
 		if all == nil {
 			b := make([]byte, loc.Length)
 			if err := r.ReadAt(ctx, b, loc.Offset); err != nil {
@@ -90,6 +91,7 @@ func within(r blob.Reader, loc *meta.Location) torchsave.ReadFunc {
 			}
 			all = b
 		}
+
 		copy(p, all[off:])
 		return nil
 	}
@@ -112,15 +114,18 @@ func (a *archive) records(ctx context.Context, of []reading.ChunkID, o storage.R
 			large = append(large, n)
 		}
 	}
+
 	fo := reading.FetchOptions{Open: a.store.Open, ReadOptions: o, Gap: pageBytes}
 	if r, ok := blob.As[blob.GapReader](a.store); ok {
 		fo.Gap, fo.Slow = max(fo.Gap, r.ReadGap()), r.ReadGap() > 0
 	}
+
 	return work.Each(ctx, len(large)+1, o.Workers(), func(ctx context.Context, i int) error {
 		if i == len(large) {
 			_, err := reading.Fetch(ctx, small, fo)
 			return err
 		}
+
 		n, called := large[i], false
 		err := a.file(ctx, of[n].Loc(), mostOf(of[n]), func(f *torchsave.File, read torchsave.ReadFunc) error {
 			called = true
@@ -166,6 +171,7 @@ func (a *archive) file(ctx context.Context, loc *meta.Location, most int64, use 
 	if isPacked(loc) {
 		return (&packed{a: a, loc: loc, most: most}).file(ctx, use)
 	}
+
 	r, err := a.store.Open(ctx, loc.File)
 	if err != nil {
 		return err
@@ -199,6 +205,7 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 		}
 		return found(n, at)
 	}
+
 	var unknown []reading.ChunkID
 	var numbers []int // in ids
 	for n, id := range ids {
@@ -209,6 +216,7 @@ func (a *archive) chunks(ctx context.Context, ids []reading.ChunkID, o storage.R
 			return err
 		}
 	}
+
 	return a.records(ctx, unknown, o, func(k int, f *torchsave.File, _ torchsave.ReadFunc, err error) error {
 		var t *torchsave.Tensor
 		if err == nil {
@@ -231,6 +239,7 @@ func (a *archive) chunkOf(e *meta.Entry, i int, t *torchsave.Tensor, err error) 
 	if err != nil {
 		return reading.Place{}, fmt.Errorf("the chunk at %v, in %s at %d: %w", e.Tensor.Chunks[i].Offsets, loc.File, loc.Offset, err)
 	}
+
 	if isPacked(loc) {
 		return reading.Place{Decoder: &decoder{&packed{a: a, loc: loc, most: mostFor(e, i)}, t}}, nil
 	}
@@ -253,6 +262,7 @@ func (a *archive) tensor(ctx context.Context, loc *meta.Location, most int64) (*
 	if t != nil {
 		return t, nil
 	}
+
 	err := a.file(ctx, loc, most, func(f *torchsave.File, _ torchsave.ReadFunc) (err error) {
 		t, err = tensorIn(f)
 		return err
@@ -260,6 +270,7 @@ func (a *archive) tensor(ctx context.Context, loc *meta.Location, most int64) (*
 	if err != nil {
 		return nil, err
 	}
+
 	a.remember(loc, t)
 	return t, nil
 }
@@ -291,9 +302,11 @@ func (a *archive) compare(ctx context.Context, loc *meta.Location, s *sequence) 
 	if known {
 		return nil
 	}
+
 	if err := s.finish(ctx); err != nil {
 		return err
 	}
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.good[at] = true
@@ -323,6 +336,7 @@ func (a *archive) value(ctx context.Context, e *meta.Entry) (codec string, data 
 	if loc.Length > maxValue {
 		return "", nil, fmt.Errorf("%w: a value of %d bytes", storage.ErrCorrupt, loc.Length)
 	}
+
 	var v any
 	err = a.file(ctx, loc, maxValue, func(f *torchsave.File, read torchsave.ReadFunc) error {
 		v, err = torchsave.Materialise(ctx, f.Root, read, maxValue)
@@ -352,6 +366,7 @@ func (a *archive) checkFile(ctx context.Context, c *reading.FileCheck) (int64, e
 	if err := c.Scan(ctx, nil); err != nil {
 		return 0, err
 	}
+
 	var unsummed atomic.Int64
 	err := a.records(ctx, c.Chunks, storage.ReadOptions{}, func(n int, f *torchsave.File, read torchsave.ReadFunc, err error) error {
 		id := c.Chunks[n]
@@ -365,6 +380,7 @@ func (a *archive) checkFile(ctx context.Context, c *reading.FileCheck) (int64, e
 				c.Found(id, at)
 			}
 		}
+
 		return unreadable(err)
 	})
 	return unsummed.Load(), unreadable(err)

@@ -58,6 +58,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
+
 	w := &options{f, o.WithDefaults()}
 	w.MaxFileBytes = cmp.Or(f.MaxFileBytes, math.MaxInt64)
 	return dcpfiles.NewWriter(store, Files(), dcpfiles.Encoding{
@@ -115,11 +116,13 @@ func (o *options) layOut(p *plan.SavePlan, data storage.Resolver, rank int, infi
 	if err != nil {
 		return nil, err
 	}
+
 	prefix := prefixOf(rank, infix)
 	var files []*commit.DataFile
 	for n, part := range spread(records, o) {
 		files = append(files, fileOf(dataFileName(prefix, n), part))
 	}
+
 	return files, nil
 }
 
@@ -137,6 +140,7 @@ func readExisting(ctx context.Context, store blob.Store) (*commit.Existing, erro
 	if err != nil {
 		return e, err
 	}
+
 	switch _, err := store.Stat(ctx, CommonName); {
 	case err == nil:
 		e.Files = append(e.Files, CommonName)
@@ -144,6 +148,7 @@ func readExisting(ctx context.Context, store blob.Store) (*commit.Existing, erro
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
+
 	return e, nil
 }
 

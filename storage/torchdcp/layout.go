@@ -51,6 +51,7 @@ func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
 			values = append(values, record{it, &form{size: part.Length, value: &part}})
 			continue
 		}
+
 		key := fmt.Sprint(it.Info.DType, it.Box.Sizes)
 		if forms[key] == nil {
 			l, err := layoutOf(it)
@@ -60,8 +61,10 @@ func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
 			slot := slices.IndexFunc(l.Parts, func(p torchsave.Part) bool { return p.Slot != nil })
 			forms[key] = &form{size: l.Size, slot: slot}
 		}
+
 		tensors = append(tensors, record{it, forms[key]})
 	}
+
 	return slices.Insert(tensors, 0, values...), errors.Join(refused...)
 }
 
@@ -80,6 +83,7 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 	if err != nil {
 		return nil, plan.Named(it.FQN(), err)
 	}
+
 	b, err := torchsave.Marshal(v)
 	if errors.Is(err, torchsave.ErrValue) {
 		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
@@ -109,10 +113,12 @@ func distribute(records []record, n int) [][]record {
 	if n == 1 && len(records) > 0 {
 		return [][]record{records}
 	}
+
 	order := make([]int, len(records))
 	for i := range order {
 		order[i] = i
 	}
+
 	isValue := func(i int) bool { return records[i].item.Kind == plan.KindBytes }
 	slices.SortStableFunc(order, func(a, b int) int {
 		if isValue(a) || isValue(b) {
@@ -120,6 +126,7 @@ func distribute(records []record, n int) [][]record {
 		}
 		return cmp.Compare(records[b].form.size, records[a].form.size)
 	})
+
 	bins, sizes := make([][]int, n), make([]int64, n)
 	for k, i := range order {
 		to := k % n
@@ -129,6 +136,7 @@ func distribute(records []record, n int) [][]record {
 		}
 		bins[to] = append(bins[to], i)
 	}
+
 	var out [][]record
 	for _, b := range bins {
 		slices.Sort(b)
@@ -140,6 +148,7 @@ func distribute(records []record, n int) [][]record {
 			out = append(out, f)
 		}
 	}
+
 	return out
 }
 
@@ -155,6 +164,7 @@ func cut(records []record, most int64) [][]record {
 		}
 		size += r.form.size
 	}
+
 	return append(out, records[from:])
 }
 
@@ -172,6 +182,7 @@ func fileOf(name string, records []record) *commit.DataFile {
 		}
 		f.Parts = append(f.Parts, p)
 	}
+
 	f.Results = func() []storage.WriteResult {
 		out := make([]storage.WriteResult, len(records))
 		var at int64
@@ -202,16 +213,19 @@ func (l *layouts) parts(records []record) ([]commit.Part, error) {
 			l.out = append(l.out, *r.form.value)
 			continue
 		}
+
 		parts, err := l.layout(r)
 		if err != nil {
 			return nil, err
 		}
+
 		from := len(l.out)
 		l.out = append(l.out, parts...)
 		if r.form.slot >= 0 {
 			l.out[from+r.form.slot].Item = r.item
 		}
 	}
+
 	return l.out, nil
 }
 
@@ -220,15 +234,18 @@ func (l *layouts) layout(r record) ([]commit.Part, error) {
 	if parts, ok := l.of[r.form]; ok {
 		return parts, nil
 	}
+
 	lay, err := layoutOf(r.item)
 	if err != nil {
 		return nil, err
 	}
+
 	parts := make([]commit.Part, len(lay.Parts))
 	for i := range lay.Parts {
 		p := &lay.Parts[i]
 		parts[i] = commit.Part{Length: p.Length, Literal: p.Literal, Tail: p.Tail, Pass: p.Pass}
 	}
+
 	if len(l.of) == maxLayouts {
 		clear(l.of)
 	}

@@ -34,10 +34,12 @@ func MegatronFiles(names []string, step *int64) (map[string][]byte, error) {
 	if slices.ContainsFunc(names, numberedLayer.MatchString) {
 		content["non_homogeneous_layers"] = true
 	}
+
 	common := map[string]any{"checkpoint_version": megatronVersion, "content_metadata": content}
 	if step != nil {
 		common["iteration"] = *step
 	}
+
 	text, err := torchsave.Marshal(common)
 	if err != nil {
 		return nil, err

@@ -44,18 +44,22 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 	if err != nil {
 		return nil, err
 	}
+
 	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
 	if a.sizes, err = sizesOf(ctx, store, d.Data); err != nil {
 		return nil, err
 	}
+
 	for _, name := range d.Data {
 		d.Files = append(d.Files, storage.File{Name: name, Size: a.sizes[name], Unsummed: true})
 	}
+
 	src := &reading.Source{Metadata: d.Metadata, Files: d.Files, Place: a.chunk, Places: a.chunks, Value: a.value, Check: a.checkFile}
 	_, inside := src.Metadata.Find(commonState)
 	if src, err = withCommonState(ctx, store, src); err != nil {
 		return nil, err
 	}
+
 	src, found, err := withCommon(ctx, store, src)
 	if err != nil || found || inside {
 		return src, err
@@ -70,6 +74,7 @@ func sizesOf(ctx context.Context, store blob.Store, names []string) (map[string]
 	if len(names) == 0 {
 		return sizes, nil
 	}
+
 	for info, err := range store.List(ctx, commonPrefix(names[0], names[len(names)-1])) {
 		if err != nil {
 			return nil, err
@@ -78,6 +83,7 @@ func sizesOf(ctx context.Context, store blob.Store, names []string) (map[string]
 			sizes[info.Name] = info.Size
 		}
 	}
+
 	return sizes, nil
 }
 
@@ -107,6 +113,7 @@ func withCommon(ctx context.Context, store blob.Store, src *reading.Source) (wit
 	if err != nil {
 		return nil, false, err
 	}
+
 	fitPaths(src.Metadata, common.Metadata)
 	return reading.Join(src, common), true, nil
 }
@@ -127,6 +134,7 @@ func withoutCommon(ctx context.Context, store blob.Store, src *reading.Source) (
 	if !bytes.Contains(config, []byte(`"sharded_backend"`)) {
 		return src, nil
 	}
+
 	lost := reading.LostFiles{CommonName: reading.Damaged(CommonName, "the file is missing")}
 	src.Problems, err = lost.Note(src.Metadata, src.Metadata.Missing, "")
 	return src, err
@@ -144,6 +152,7 @@ func withCommonState(ctx context.Context, store blob.Store, src *reading.Source)
 	if i < 0 || src.Metadata.Entries[i].Bytes == nil || isPacked(&src.Metadata.Entries[i].Bytes.Loc) {
 		return src, nil
 	}
+
 	object := src.Metadata.Entries[i]
 	md := *src.Metadata
 	md.Entries = slices.Delete(slices.Clone(md.Entries), i, i+1)
@@ -155,6 +164,7 @@ func withCommonState(ctx context.Context, store blob.Store, src *reading.Source)
 	if err != nil || common == nil {
 		return src, nil
 	}
+
 	fitPaths(&md, common.Metadata)
 	rest, check := *src, src.Check
 	rest.Metadata = &md
@@ -162,12 +172,14 @@ func withCommonState(ctx context.Context, store blob.Store, src *reading.Source)
 		if c.File.Name != loc.File {
 			return check(ctx, c)
 		}
+
 		// The content is checked as one record. A record that is damaged so that it does
 		// not open would otherwise be found when its value is read.
 		c.Chunks = slices.DeleteFunc(slices.Clone(c.Chunks), func(id reading.ChunkID) bool {
 			_, ok := common.Metadata.Find(id.Entry.FQN)
 			return ok
 		})
+
 		c.Chunks = append(c.Chunks, reading.ChunkID{Entry: &object})
 		unsummed, err := check(ctx, c)
 		if err == nil {
@@ -190,6 +202,7 @@ func fitPaths(md, common *meta.Metadata) {
 			_ = plan.Place(state, e.Path, true) // contradictions of the checkpoint are no reason to refuse it here
 		}
 	}
+
 	inside, dropped := common.Inside(), map[string]bool{}
 	for i := range common.Entries { // a value before the tensors inside of it
 		e := &common.Entries[i]

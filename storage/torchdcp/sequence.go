@@ -36,13 +36,16 @@ func (s *sequence) readAt(ctx context.Context, p []byte, off int64) error {
 			return err
 		}
 	}
+
 	if _, err := io.CopyN(s, s.r, off-s.at); err != nil {
 		return s.fail(ctx, err)
 	}
+
 	m, err := io.ReadFull(s.r, p)
 	if _, sumErr := s.Write(p[:m]); sumErr != nil {
 		return sumErr
 	}
+
 	if err != nil {
 		return s.fail(ctx, err)
 	}
@@ -57,6 +60,7 @@ func (s *sequence) Write(p []byte) (int, error) {
 	if s.sum == nil || s.at <= s.sum.Offset || begin >= s.sum.End {
 		return len(p), nil
 	}
+
 	from, to := max(begin, s.sum.Offset), min(s.at, s.sum.End)
 	s.crc = crc32.Update(s.crc, crc32.IEEETable, p[from-begin:to-begin])
 	if to == s.sum.End && s.crc != s.sum.CRC {
@@ -98,6 +102,7 @@ func (s *sequence) fail(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*storeError](err); ok || errors.Is(err, storage.ErrCorrupt) {
 		return err
 	}
+
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%w: transformed bytes end after %d", storage.ErrCorrupt, s.at)
 	}
@@ -143,14 +148,17 @@ func (s *section) Read(p []byte) (int, error) {
 		if s.at == s.end {
 			return 0, io.EOF
 		}
+
 		s.buf = s.memory[:min(int64(len(s.memory)), s.end-s.at)]
 		if err := s.r.ReadAt(s.ctx, s.buf, s.at); err != nil {
 			s.buf = nil
 			return 0, &storeError{err}
 		}
+
 		s.at += int64(len(s.buf))
 		s.read.Add(int64(len(s.buf)))
 	}
+
 	n := copy(p, s.buf)
 	s.buf = s.buf[n:]
 	return n, nil
@@ -197,17 +205,20 @@ func (p *picker) fill(ctx context.Context, b tensor.Box) error {
 	if p.span(b) <= p.piece {
 		return p.copy(ctx, b)
 	}
+
 	d := p.order[slices.IndexFunc(p.order, func(d int) bool { return b.Sizes[d] > 1 })]
 	one := part(b, d, 0, 1)
 	n := int64(1)
 	if s := p.span(one); s < p.piece {
 		n += (p.piece - s) / p.t.Strides[d]
 	}
+
 	for at := int64(0); at < b.Sizes[d]; at += n {
 		if err := p.fill(ctx, part(b, d, at, min(n, b.Sizes[d]-at))); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -226,18 +237,22 @@ func (p *picker) copy(ctx context.Context, b tensor.Box) error {
 	for d, o := range b.Offsets {
 		off += o * p.t.Strides[d]
 	}
+
 	n := p.span(b) * elem
 	if int64(cap(p.buf)) < n {
 		p.buf = make([]byte, n)
 	}
+
 	if err := p.src.readAt(ctx, p.buf[:n], p.t.Offset+off*elem); err != nil {
 		return err
 	}
+
 	p.t.Resolve(p.buf[:n])
 	src, err := tensor.FromStrided(p.t.DType, b.Sizes, p.t.Strides, 0, p.buf[:n])
 	if err != nil {
 		return err
 	}
+
 	dst, err := p.dst.Narrow(b.Relative(p.box.Offsets))
 	if err != nil {
 		return err

@@ -60,6 +60,7 @@ func (a *archive) undo(ctx context.Context, descriptors []string, stored io.Read
 	if err != nil {
 		return nil, err
 	}
+
 	out := &chain{Reader: stored}
 	for _, s := range slices.Backward(steps) {
 		r, err := s.undo(s.version, out.Reader)
@@ -69,6 +70,7 @@ func (a *archive) undo(ctx context.Context, descriptors []string, stored io.Read
 		out.Reader = &bounded{ctx: ctx, r: r, most: most}
 		out.closers = append(out.closers, r)
 	}
+
 	return out, nil
 }
 
@@ -104,6 +106,7 @@ func (a *archive) steps(descriptors []string) ([]step, error) {
 	if len(descriptors) > maxTransforms {
 		return nil, fmt.Errorf("%w: a chain of %d, at most %d are undone", ErrTransform, len(descriptors), maxTransforms)
 	}
+
 	out := make([]step, len(descriptors))
 	for i, d := range descriptors {
 		name, version, _ := strings.Cut(d, "/")
@@ -117,6 +120,7 @@ func (a *archive) steps(descriptors []string) ([]step, error) {
 			return nil, fmt.Errorf("%w %q", ErrTransform, d)
 		}
 	}
+
 	return out, nil
 }
 
@@ -155,6 +159,7 @@ func (p *packed) open(ctx context.Context) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	s := newSection(ctx, r, p.loc.Offset, p.loc.Length, &p.read)
 	u, err := p.a.undo(ctx, p.loc.Detail.Transforms, s, p.most)
 	if err != nil {
@@ -174,9 +179,11 @@ type ends struct {
 func (p *packed) measure(ctx context.Context) (*ends, error) {
 	s := p.sequence()
 	defer s.close()
+
 	if err := s.rewind(ctx); err != nil {
 		return nil, err
 	}
+
 	e := &ends{}
 	cur, prev := make([]byte, endBytes), make([]byte, 0, endBytes)
 	for {
@@ -186,6 +193,7 @@ func (p *packed) measure(ctx context.Context) (*ends, error) {
 		if e.head == nil {
 			e.head = append([]byte{}, cur[:n]...)
 		}
+
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
 			e.tail = append(prev, cur[:n]...)
 			return e, nil
@@ -209,6 +217,7 @@ func (e *ends) reader(s *sequence) torchsave.ReadFunc {
 		default:
 			return s.readAt(ctx, b, off)
 		}
+
 		return nil
 	}
 }
@@ -220,8 +229,10 @@ func (p *packed) file(ctx context.Context, use func(f *torchsave.File, read torc
 	if err != nil {
 		return err
 	}
+
 	s := p.sequence()
 	defer s.close()
+
 	read := e.reader(s)
 	f, err := torchsave.Open(ctx, read, e.size)
 	if err != nil {
@@ -245,6 +256,7 @@ func (m *decoder) Decode(ctx context.Context, box tensor.Box, dst *tensor.Tensor
 	s := p.sequence()
 	s.sum = m.t.Sum
 	defer s.close()
+
 	err := pick(ctx, s, m.t, box, dst, min(max(budget/2, 64<<10), 8<<20))
 	if err == nil {
 		err = p.a.compare(ctx, p.loc, s)

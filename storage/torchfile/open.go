@@ -55,6 +55,7 @@ func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Wri
 	if err != nil {
 		return nil, err
 	}
+
 	exists := func(ctx context.Context, store blob.Store) (*commit.Existing, error) {
 		_, err := store.Stat(ctx, f.File)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -92,6 +93,7 @@ func (f Format) Open(ctx context.Context, store blob.Store) (storage.Checkpoint,
 			return nil, err
 		}
 	}
+
 	src, err := reading.Watch(ctx, store, []string{name}, func(ctx context.Context) (*reading.Source, error) {
 		if strings.HasSuffix(name, indexSuffix) {
 			return describeIndexed(ctx, store, name)
@@ -141,12 +143,15 @@ func DescribeRecord(ctx context.Context, store blob.Store, name string, offset, 
 	if err != nil {
 		return nil, err
 	}
+
 	if l, ok := list(f.Root); ok && len(l) == 1 {
 		f.Root = l[0]
 	}
+
 	if _, ok := asDict(f.Root); !ok {
 		return nil, nil
 	}
+
 	src, err := describeBeside(store, f, beside)
 	if err == nil {
 		src.Files, src.Check = nil, nil
@@ -190,11 +195,13 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 		if strings.Contains(info.Name, "/") || info.Name == storage.NotesFile {
 			continue
 		}
+
 		all = append(all, info.Name)
 		describes, holds := Recognize(info.Name)
 		if describes {
 			indexes = append(indexes, info.Name)
 		}
+
 		if holds {
 			files = append(files, info.Name)
 			if !Auxiliary(info.Name) {
@@ -202,6 +209,7 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 			}
 		}
 	}
+
 	for _, found := range [][]string{indexes, models, files, all} {
 		switch len(found) {
 		case 0:
@@ -211,6 +219,7 @@ func Find(ctx context.Context, store blob.Store) (string, error) {
 			return "", fmt.Errorf("%w: %s holds %d files, such as %s: name the one that is meant", storage.ErrNotFound, store, len(found), found[0])
 		}
 	}
+
 	return "", fmt.Errorf("%w: %s holds no file of torch.save", storage.ErrNotFound, store)
 }
 
@@ -239,6 +248,7 @@ func openFile(ctx context.Context, store blob.Store, name string) (*File, error)
 	if err != nil {
 		return nil, err
 	}
+
 	f := &File{Name: name}
 	err = f.read(ctx, store, func(r blob.Reader) (err error) {
 		f.Size = r.Size()
@@ -256,6 +266,7 @@ func (f *File) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 		return err
 	}
 	defer r.Close()
+
 	err = fn(r)
 	switch {
 	case errors.Is(err, torchsave.ErrForeign):
@@ -268,6 +279,7 @@ func (f *File) read(ctx context.Context, store blob.Store, fn func(r blob.Reader
 	case errors.Is(err, torchsave.ErrMalformed):
 		return reading.Damaged(f.Name, "%w", err)
 	}
+
 	return err
 }
 
@@ -290,18 +302,22 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 	if err != nil {
 		return nil, err
 	}
+
 	files, lost, err := OpenFiles(ctx, store, slices.Compact(slices.Sorted(maps.Values(idx.WeightMap))))
 	if err != nil {
 		return nil, err
 	}
+
 	b := NewBuilder(store)
 	b.names.file = func(fqn string) string { return idx.WeightMap[fqn] }
 	b.files = append(b.files, storage.File{Name: name, Size: size, Unsummed: true})
+
 	for _, f := range files {
 		if err := b.Add(f, nil, f.Root); err != nil {
 			return nil, err
 		}
 	}
+
 	src := b.Source("torch.save zip, sharded")
 	src.Problems, err = lost.Note(src.Metadata, b.missing(name, idx, lost), name)
 	return src, err
@@ -329,17 +345,20 @@ func openFiles(ctx context.Context, names []string, open func(ctx context.Contex
 			out[i] = f
 			return err
 		}
+
 		return nil
 	})
 	if err != nil {
 		return nil, nil, err
 	}
+
 	lost := reading.LostFiles{}
 	for i, err := range bad {
 		if err != nil {
 			lost[names[i]] = err
 		}
 	}
+
 	return slices.DeleteFunc(out, func(f *File) bool { return f == nil }), lost, nil
 }
 
@@ -351,6 +370,7 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 	if err != nil {
 		return nil, 0, err
 	}
+
 	idx := &index{}
 	if err := json.Unmarshal(b, idx); err != nil {
 		return nil, 0, fmt.Errorf("%w: %s: %w", storage.ErrCorrupt, name, err)
@@ -358,11 +378,13 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 	if len(idx.WeightMap) == 0 {
 		return nil, 0, fmt.Errorf("%w: %s lists no files", storage.ErrCorrupt, name)
 	}
+
 	for w, f := range idx.WeightMap {
 		if err := blob.CheckName(f); err != nil {
 			return nil, 0, fmt.Errorf("%w: %s: file of %q: %w", storage.ErrCorrupt, name, w, err)
 		}
 	}
+
 	return idx, int64(len(b)), nil
 }
 
@@ -372,6 +394,7 @@ func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []met
 	for i := range b.entries {
 		in[b.entries[i].FQN] = fileOf(&b.entries[i])
 	}
+
 	var out []meta.Missing
 	for w, f := range idx.WeightMap {
 		if in[w] == f {
@@ -383,6 +406,7 @@ func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []met
 		}
 		out = append(out, meta.Missing{FQN: w, File: f, Err: err})
 	}
+
 	return out
 }
 

@@ -51,11 +51,13 @@ func (m *merger) merge(files []*rankFile) ([]leaf, error) {
 			m.several[f.item] = true
 		}
 	}
+
 	for name, it := range m.md.items {
 		for _, p := range it.paths {
 			m.at(append(meta.Path{meta.Key(name)}, p...))
 		}
 	}
+
 	for _, f := range files {
 		if f.file == nil {
 			m.lose(f, m.lost[f.name])
@@ -63,10 +65,12 @@ func (m *merger) merge(files []*rankFile) ([]leaf, error) {
 			return nil, err
 		}
 	}
+
 	var out []leaf
 	for _, key := range slices.Sorted(maps.Keys(m.held)) {
 		out = append(out, m.leaves(m.held[key])...)
 	}
+
 	if d := m.differ; d != nil && len(m.md.items) == 0 && !m.proof {
 		return nil, fmt.Errorf("%w: %q in %s differs from the value in the file of another rank, and nothing shows that the files are ranks of one checkpoint: name the file that is meant",
 			storage.ErrNotFound, d.path.FQN(), d.file.Name)
@@ -93,6 +97,7 @@ func (m *merger) lose(f *rankFile, why error) {
 	if it == nil {
 		return
 	}
+
 	for key, p := range it.paths {
 		if _, _, ok := it.record(key, f.rank); ok {
 			m.at(append(meta.Path{meta.Key(f.item)}, p...)).lost = f.name
@@ -106,6 +111,7 @@ func (m *merger) add(f *rankFile) error {
 	if err != nil {
 		return err
 	}
+
 	it := m.md.items[f.item]
 	if it == nil {
 		it = &rankedItem{}
@@ -113,6 +119,7 @@ func (m *merger) add(f *rankFile) error {
 	if _, ok := asDict(f.file.Root); !ok && f.kind == kindTorch {
 		m.proof = true // other programs save dicts
 	}
+
 	for _, l := range leaves {
 		if f.kind == kindTensor { // the steps of the path are joined by dots
 			if p, ok := it.names[l.path[1].Key]; ok {
@@ -123,6 +130,7 @@ func (m *merger) add(f *rankFile) error {
 			return fmt.Errorf("%s: %q: %w", f.name, l.path.FQN(), err)
 		}
 	}
+
 	return nil
 }
 
@@ -151,6 +159,7 @@ func (m *merger) addLeaf(f *rankFile, it *rankedItem, l leaf) error {
 		}
 		return err
 	}
+
 	if err := v.addParts(f, l, r, place, t); err != nil {
 		v.err = reading.Damaged(f.name, "%q: %w", l.path.FQN(), err)
 	}
@@ -178,14 +187,17 @@ func (v *ranksValue) addParts(f *rankFile, l leaf, r *record, place int, t *torc
 	if t.DType != r.dtype || !slices.Equal(local, t.Shape) {
 		return fmt.Errorf("rank %d has %v %v, and its part of %v %v by %v is %v", f.rank, t.DType, t.Shape, r.dtype, r.shape, r.layout, local)
 	}
+
 	parts, err := r.layout.Parts(r.shape, place)
 	if err != nil {
 		return err
 	}
+
 	to := v.form(fmt.Sprint(r.dtype, r.shape, r.key), f.rank, leaf{l.path, &sharded{shape: r.shape}, l.file})
 	if to.seen == nil {
 		to.seen = map[string]bool{}
 	}
+
 	all := to.leaf.value.(*sharded)
 	for _, p := range parts {
 		at := p.Box.String()
@@ -195,6 +207,7 @@ func (v *ranksValue) addParts(f *rankFile, l leaf, r *record, place int, t *torc
 		to.seen[at] = true
 		all.chunks, all.parts = append(all.chunks, p.Box), append(all.parts, Part{File: f.file, Tensor: view(t, p)})
 	}
+
 	return nil
 }
 
@@ -219,6 +232,7 @@ func (f *form) check() error {
 	if len(s.chunks) == 0 {
 		return fmt.Errorf("%w: no file has a part of it", storage.ErrCorrupt)
 	}
+
 	if problems := plan.CheckCoverage(s.shape, s.chunks); len(problems) > 0 {
 		return fmt.Errorf("%w: the files have %d chunks of a tensor of %v: %s", storage.ErrCorrupt, len(s.chunks), s.shape, problems[0].Text)
 	}
@@ -253,6 +267,7 @@ func (m *merger) leaves(v *ranksValue) []leaf {
 	case err == nil:
 		err = fmt.Errorf("%w: no file has it", storage.ErrCorrupt)
 	}
+
 	m.missing = append(m.missing, meta.Missing{FQN: possible(v.path.FQN()), File: v.lost, Err: err})
 	return nil
 }
@@ -264,14 +279,17 @@ func (m *merger) ranks(v *ranksValue, first *form) []leaf {
 		if f == first || f.copies(first) {
 			continue
 		}
+
 		name := fmt.Sprintf("%s#rank%d", v.path.FQN(), f.rank)
 		if err := f.check(); err != nil {
 			m.missing = append(m.missing, meta.Missing{FQN: possible(name), Err: err})
 			continue
 		}
+
 		m.differ = &f.leaf
 		out = append(out, leaf{meta.Path{meta.Key(name)}, f.leaf.value, f.leaf.file})
 	}
+
 	return out
 }
 
@@ -289,11 +307,13 @@ func (m *merger) fingerprint(f *rankFile, v any) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	m.again = r.Again
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return "", err
 	}
+
 	sum := sha256.Sum256(data)
 	return codec + string(sum[:]), nil
 }

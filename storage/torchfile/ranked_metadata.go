@@ -67,10 +67,12 @@ const (
 // decodeRanked decodes a metadata.pkl.
 func decodeRanked(data []byte) (md *rankedMetadata, err error) {
 	defer pickle.Catch(&err)
+
 	v, err := pickle.Decode(data, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	root := dictOf(v, "the root")
 	md = &rankedMetadata{version: textOf(root["version"], "version"), items: map[string]*rankedItem{}, meshes: map[string]map[int]int{}}
 	md.world = int(intOf(root["world_size"], 1, maxRanks, "world_size"))
@@ -90,6 +92,7 @@ func decodeRanked(data []byte) (md *rankedMetadata, err error) {
 	default:
 		return nil, fmt.Errorf("%w: version %q; known are 1.0 and 2.0", errRankedVersion, md.version)
 	}
+
 	return md, nil
 }
 
@@ -124,6 +127,7 @@ func (it *rankedItem) addFile(rank int, v any) {
 		it.files[rank] = rankedFile{}
 		return
 	}
+
 	d := dictOf(v, "the file of a rank")
 	f := rankedFile{textOf(d["file_path"], "file_path"), textOf(dictOf(d["serialization_format"], "serialization_format")["type"], "type")}
 	if err := blob.CheckName(f.name); err != nil {
@@ -138,6 +142,7 @@ func (it *rankedItem) addTensor(md *rankedMetadata, path meta.Path, records any)
 		it.names[path.FQN()] = path
 	}
 	it.paths[key] = path
+
 	for _, v := range listOf(records, key) {
 		d := dictOf(v, key)
 		m := dictOf(d["sharding_metadata"], "sharding_metadata")
@@ -169,6 +174,7 @@ func (it *rankedItem) addExplicit(key string, r record, rank int, parts []shard.
 		r.layout, r.places = shard.Explicit{ByRank: map[int][]shard.Part{}}, map[int]int{}
 		it.tensors[key] = append(it.tensors[key], r)
 	}
+
 	all := &it.tensors[key][i]
 	all.places[rank] = rank
 	all.layout.(shard.Explicit).ByRank[rank] = parts
@@ -184,6 +190,7 @@ func (md *rankedMetadata) meshLayout(data map[string]any) (shard.Layout, map[int
 		size := intOf(n, 1, maxMesh/total, "mesh_shape")
 		p.Mesh.Shape, total = append(p.Mesh.Shape, int(size)), total*size
 	}
+
 	for _, v := range listOf(data["placements"], "placements") {
 		d := dictOf(v, "placements")
 		made, err := placement(textOf(d["type"], "type"), d)
@@ -192,10 +199,12 @@ func (md *rankedMetadata) meshLayout(data map[string]any) (shard.Layout, map[int
 		}
 		p.Placements = append(p.Placements, made)
 	}
+
 	ranks := listOf(mesh["mesh_data"], "mesh_data")
 	if int64(len(ranks)) != total {
 		pickle.Fail("a mesh of %v has %d ranks", p.Mesh.Shape, len(ranks))
 	}
+
 	key := fmt.Sprint(ranks)
 	places := md.meshes[key]
 	if places == nil {
@@ -214,6 +223,7 @@ func partsOf(data map[string]any) []shard.Part {
 	if len(at) != len(local) || len(at) != len(sizes) {
 		pickle.Fail("%d offsets, %d local offsets and %d sizes", len(at), len(local), len(sizes))
 	}
+
 	out := make([]shard.Part, len(at))
 	for i := range at {
 		out[i] = shard.Part{
@@ -221,6 +231,7 @@ func partsOf(data map[string]any) []shard.Part {
 			Local: shapeOf(local[i], "local_offsets"),
 		}
 	}
+
 	return out
 }
 
@@ -233,6 +244,7 @@ func pathOf(text string) meta.Path {
 	if err := d.Decode(&steps); err != nil || d.More() {
 		pickle.Fail("path %.100q: %v", text, err)
 	}
+
 	out := make(meta.Path, len(steps))
 	for i, s := range steps {
 		switch s := s.(type) {
@@ -248,6 +260,7 @@ func pathOf(text string) meta.Path {
 			pickle.Fail("path %.100q has a step of %T", text, s)
 		}
 	}
+
 	return out
 }
 
@@ -271,10 +284,12 @@ func byRank(v any, world int) map[int]any {
 		}
 		return nil
 	}
+
 	out := make(map[int]any, len(d.Pairs))
 	for _, p := range d.Pairs {
 		out[int(intOf(p.Key, 0, int64(world)-1, "rank"))] = p.Value
 	}
+
 	return out
 }
 

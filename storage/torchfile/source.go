@@ -118,8 +118,10 @@ func (b *Builder) addLeaves(named []namedLeaf) error {
 			values = append(values, l)
 			continue
 		}
+
 		b.entries = append(b.entries, meta.Entry{FQN: l.fqn, Path: l.path, Tensor: t})
 	}
+
 	var in namedLeaf // the value around the tensors that are being replaced
 	inside := value.Replacer{Again: b.again, With: torchsave.Inside(func(at []string, t *torchsave.Tensor) (any, error) {
 		return value.Ref{FQN: b.inside(in, at, t)}, nil
@@ -135,6 +137,7 @@ func (b *Builder) addLeaves(named []namedLeaf) error {
 		}
 		b.entries = append(b.entries, e)
 	}
+
 	b.again = inside.Again
 	return nil
 }
@@ -162,6 +165,7 @@ func (b *Builder) sharded(fqn string, s *sharded) *meta.Tensor {
 	if first := s.parts[0].Tensor; first != nil {
 		out.DType, out.RequiresGrad = first.DType, first.RequiresGrad
 	}
+
 	b.where[fqn] = s.parts
 	var detail *meta.Detail
 	for i := range s.parts {
@@ -172,6 +176,7 @@ func (b *Builder) sharded(fqn string, s *sharded) *meta.Tensor {
 		out.Locs[i] = meta.Location{File: p.File.Name, Detail: detail}
 		out.Locs[i].Offset, out.Locs[i].Length = p.span(s.chunks[i])
 	}
+
 	return out
 }
 
@@ -279,15 +284,18 @@ func (b *Builder) value(fqn string, f *File, v any) (*meta.Bytes, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if b.encoded += int64(len(data)); b.encoded > maxValues {
 		return nil, fmt.Errorf("the values take more than %d bytes", maxValues)
 	}
+
 	out := &meta.Bytes{Codec: codec, Size: int64(len(data))}
 	out.Loc = meta.Location{File: f.Name, Offset: f.offset + f.PickleOffset, Length: f.PickleEnd - f.PickleOffset}
 	if len(data) <= inlineMax {
 		out.Inline = append([]byte{}, data...)
 		return out, nil
 	}
+
 	b.values[fqn] = encodedValue{codec, data}
 	return out, nil
 }
@@ -309,10 +317,12 @@ func (b *Builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place,
 	if i >= len(at) {
 		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
+
 	p := &at[i]
 	if p.made != nil {
 		return reading.Place{Decoder: p.made}, nil
 	}
+
 	r := RegionOf(p.File.Name, p.File.offset, p.Tensor)
 	if !p.is(e.Tensor.Chunks[i]) {
 		offset, length := p.span(e.Tensor.Chunks[i])
@@ -331,6 +341,7 @@ func RegionOf(name string, offset int64, t *torchsave.Tensor) *reading.Region {
 	if t.Conj || t.Neg {
 		r.Resolve = t.Resolve
 	}
+
 	if t.Sum != nil {
 		s := reading.Sum(*t.Sum)
 		s.Offset, s.End = offset+s.Offset, offset+s.End
@@ -352,10 +363,12 @@ func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 	if err := c.Scan(ctx, nil); err != nil {
 		return 0, err
 	}
+
 	f := b.opened[c.File.Name]
 	if f == nil {
 		return 0, nil // the index
 	}
+
 	err = f.read(ctx, b.store, func(r blob.Reader) error {
 		if r.Size() != f.Size {
 			return nil // Verify reports it
@@ -436,6 +449,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 	if len(at) > plan.MaxDepth {
 		return fmt.Errorf("%q… is nested deeper than %d", at[:8].FQN(), plan.MaxDepth)
 	}
+
 	if pairs, ok := asDict(v); ok && len(pairs) > 0 {
 		return f.dict(at, pairs)
 	}
@@ -447,6 +461,7 @@ func (f *flattener) visit(at meta.Path, v any) error {
 		}
 		return nil
 	}
+
 	f.out = append(f.out, leaf{at, v, f.file})
 	return nil
 }
@@ -476,6 +491,7 @@ func (f *flattener) opens(l []any, depth int) bool {
 	if known, ok := f.holds[&l[0]]; ok {
 		return known
 	}
+
 	found := depth > plan.MaxDepth // the walk refuses it then
 	for i := 0; i < len(l) && !found; i++ {
 		switch e := l[i].(type) {
@@ -488,6 +504,7 @@ func (f *flattener) opens(l []any, depth int) bool {
 			found = ok && len(pairs) > 0
 		}
 	}
+
 	f.holds[&l[0]] = found
 	return found
 }
@@ -513,6 +530,7 @@ func asDict(v any) ([]value.Pair, bool) {
 		}
 		return out, true
 	}
+
 	return nil, false
 }
 
@@ -558,6 +576,7 @@ func (n *names) give(file string, leaves []leaf) []namedLeaf {
 	for i, l := range leaves {
 		out[i] = namedLeaf{possible(l.path.FQN()), l}
 	}
+
 	slices.SortStableFunc(out, func(a, b namedLeaf) int {
 		return cmp.Or(cmp.Compare(a.fqn, b.fqn), cmp.Compare(len(a.path), len(b.path)), slices.CompareFunc(a.path, b.path, compareSteps))
 	})
@@ -573,9 +592,11 @@ func (n *names) give(file string, leaves []leaf) []namedLeaf {
 			n.taken[l.fqn] = true
 		}
 	}
+
 	for _, i := range again {
 		out[i].fqn = n.numbered(out[i].fqn)
 	}
+
 	slices.SortFunc(out, func(a, b namedLeaf) int { return cmp.Compare(a.fqn, b.fqn) })
 	return out
 }

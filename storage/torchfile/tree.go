@@ -37,6 +37,7 @@ func (t *tree) put(path meta.Path, v any) error {
 	if len(path) == 0 || path[0].List || len(path) > plan.MaxDepth {
 		return fmt.Errorf("%w: path %v of %d steps", plan.ErrState, []meta.Step(path[:min(len(path), 8)]), len(path))
 	}
+
 	n := &t.root
 	for i, s := range path {
 		if err := s.Check(); err != nil {
@@ -47,9 +48,11 @@ func (t *tree) put(path meta.Path, v any) error {
 		}
 		n = n.child(s)
 	}
+
 	if n.leaf || n.below != nil {
 		return fmt.Errorf("%w: two values at %v", plan.ErrState, []meta.Step(path))
 	}
+
 	n.leaf, n.value = true, v
 	return nil
 }
@@ -61,9 +64,11 @@ func (n *node) child(s meta.Step) *node {
 	} else {
 		s.Pos = 0
 	}
+
 	if n.below == nil {
 		n.below, n.list = map[meta.Step]*node{}, s.List
 	}
+
 	c := n.below[s]
 	if c == nil {
 		c = &node{}
@@ -95,9 +100,11 @@ func (t *tree) listOf(n *node) (any, error) {
 	for s := range n.below {
 		last = max(last, s.Pos)
 	}
+
 	if last >= len(n.below)+maxGaps-t.gaps {
 		return nil, fmt.Errorf("%w: position %d of a list with %d in it", plan.ErrState, last, len(n.below))
 	}
+
 	t.gaps += last + 1 - len(n.below)
 	out := make([]any, last+1)
 	for s, c := range n.below {
@@ -106,6 +113,7 @@ func (t *tree) listOf(n *node) (any, error) {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -121,6 +129,7 @@ func (t *tree) dict(n *node) (any, error) {
 		out.Pairs[i] = value.Pair{Key: keyOf(s), Value: v}
 		texts[s.Key] = v
 	}
+
 	if len(keys) == 0 || !keys[0].Int { // they come first
 		return texts, nil
 	}

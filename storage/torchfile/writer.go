@@ -85,6 +85,7 @@ func decodeValue(it *plan.WriteItem, data []byte, slot func(fqn string) (*torchs
 	if err != nil {
 		return nil, plan.Named(it.FQN(), err)
 	}
+
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)
 		if !ok {
@@ -109,18 +110,22 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	if !w.Session().Coordinator {
 		return &storage.WriteResults{}, nil
 	}
+
 	c, err := w.collect(p, data)
 	if err != nil {
 		return nil, err
 	}
+
 	state, err := c.state.state()
 	if err != nil {
 		return nil, err
 	}
+
 	l, err := torchsave.Lay(state)
 	if err != nil {
 		return nil, err
 	}
+
 	h := &commit.Held{Name: w.format.File, Size: l.Size}
 	return w.WriteHeld(ctx, c.file(l, h), h, data, c.bytes)
 }
@@ -159,27 +164,33 @@ func (w *writer) collect(p *plan.SavePlan, data storage.Resolver) (*collected, e
 	if err := c.addSlots(p); err != nil {
 		return nil, err
 	}
+
 	values, inside, err := c.addValues(p, data)
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range p.Items {
 		it := &p.Items[i]
 		if inside[it.FQN()] {
 			continue
 		}
+
 		path := it.Info.Path
 		if path == nil || w.format.Flat {
 			path = meta.Path{meta.Key(it.FQN())}
 		}
+
 		var v any = c.slots[it.FQN()]
 		if it.Kind == plan.KindBytes {
 			v = values[it.FQN()]
 		}
+
 		if err := c.state.put(path, v); err != nil {
 			return nil, plan.Named(it.FQN(), err)
 		}
 	}
+
 	return c, nil
 }
 
@@ -193,10 +204,12 @@ func (c *collected) addSlots(p *plan.SavePlan) error {
 		if it.Kind == plan.KindBytes {
 			continue
 		}
+
 		if err := checkWhole(it); err != nil {
 			errs = append(errs, err)
 			continue
 		}
+
 		s := &torchsave.Slot{DType: it.Info.DType, Shape: it.Info.Shape, RequiresGrad: it.Info.RequiresGrad}
 		c.slots[it.FQN()] = s
 		if lead := first[it.Alias]; it.Alias != 0 && lead != nil && c.items[lead].Tied(it) {
@@ -204,12 +217,14 @@ func (c *collected) addSlots(p *plan.SavePlan) error {
 			c.ties[lead] = append(c.ties[lead], it)
 			continue
 		}
+
 		if it.Alias != 0 {
 			first[it.Alias] = s
 		}
 		c.items[s] = it
 		c.bytes += it.NumBytes()
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -224,10 +239,12 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 		if it.Kind != plan.KindBytes {
 			continue
 		}
+
 		b, err := commit.ValueBytes(data, it)
 		if err != nil {
 			return nil, nil, err
 		}
+
 		v, err := decodeValue(it, b, func(fqn string) (*torchsave.Slot, error) {
 			s := c.slots[fqn]
 			if s == nil {
@@ -241,10 +258,12 @@ func (c *collected) addValues(p *plan.SavePlan, data storage.Resolver) (values m
 		} else if err != nil {
 			return nil, nil, err
 		}
+
 		c.values = append(c.values, it)
 		c.bytes += it.NumBytes()
 		values[it.FQN()] = v
 	}
+
 	return values, inside, errors.Join(errs...)
 }
 
@@ -262,6 +281,7 @@ func insideOf(p *plan.SavePlan) map[string]string {
 		}
 		md.Entries[i] = e
 	}
+
 	return md.Inside()
 }
 
@@ -273,6 +293,7 @@ func (c *collected) file(l *torchsave.Layout, h *commit.Held) *commit.DataFile {
 	for _, it := range c.values { // somewhere in the pickle
 		results = append(results, storage.WriteResult{Index: it.Index(), Loc: meta.Location{File: name}})
 	}
+
 	f := &commit.DataFile{Name: name, Results: func() []storage.WriteResult { return results }}
 	at := int64(0)
 	for _, p := range l.Parts {
@@ -285,9 +306,11 @@ func (c *collected) file(l *torchsave.Layout, h *commit.Held) *commit.DataFile {
 				})
 			}
 		}
+
 		f.Parts = append(f.Parts, d)
 		at += p.Length
 	}
+
 	last := &f.Parts[len(f.Parts)-1]
 	h.Offset = at - last.Length
 	last.Pass = func(p []byte, _ int64) { h.Sample = append(h.Sample, p...) }

@@ -57,12 +57,14 @@ func (o Options) Check() error {
 		_, err := choose(o, nil, nil)
 		return err
 	}
+
 	for _, other := range recipe.Names() {
 		n.Family = other.Family
 		if _, err := recipe.Lookup(n); err == nil {
 			return nil
 		}
 	}
+
 	n.Family = ""
 	_, err := recipe.Lookup(n)
 	return err
@@ -91,36 +93,44 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 			}
 		}
 	}
+
 	md, err := src.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	steps, err := choose(o, md.Names(), config)
 	if err != nil {
 		return nil, err
 	}
+
 	set := map[string]any{}
 	for k, v := range o.Set {
 		set[k] = valueOf(v)
 	}
+
 	if err := checkSet(steps, set); err != nil {
 		return nil, err
 	}
+
 	args, err := argsOf(ctx, src, md)
 	if err != nil {
 		return nil, err
 	}
+
 	c := src
 	for _, s := range steps {
 		if md, err = c.Metadata(ctx); err != nil {
 			return nil, err
 		}
+
 		own := map[string]any{}
 		for _, name := range s.Recipe.Variables() {
 			if v, ok := set[name]; ok {
 				own[name] = v
 			}
 		}
+
 		b, err := recipe.Bind(s.Recipe, s.From, md, recipe.Options{Config: config, Args: args, Set: own})
 		if err != nil {
 			if c == src {
@@ -128,10 +138,12 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 			}
 			return nil, err
 		}
+
 		if c, err = Open(ctx, c, b); err != nil {
 			return nil, err
 		}
 	}
+
 	return c, nil
 }
 
@@ -145,15 +157,18 @@ func argsOf(ctx context.Context, src storage.Checkpoint, md *meta.Metadata) (map
 	if !ok || e.Bytes == nil || e.Bytes.Size > maxConfig {
 		return nil, nil
 	}
+
 	codec, data, err := storage.ReadValue(ctx, src, e)
 	if err != nil {
 		return nil, plan.Named(argsName, err)
 	}
+
 	v, err := value.Decode(codec, data)
 	o, ok := v.(*value.Object)
 	if err != nil || !ok {
 		return nil, nil // another kind of value, which this reader need not understand
 	}
+
 	args := o.Attributes()
 	maps.DeleteFunc(args, func(_ string, v any) bool {
 		list, ok := v.([]any)
@@ -183,11 +198,13 @@ func checkSet(steps []recipe.Step, set map[string]any) error {
 			known[v] = true
 		}
 	}
+
 	for k := range set {
 		if !known[k] {
 			return fmt.Errorf("the recipe has no %w %s; it has %s", recipe.ErrVariable, k, strings.Join(names, ", "))
 		}
 	}
+
 	return nil
 }
 
@@ -222,6 +239,7 @@ func readConfig(ctx context.Context, store blob.Store, path string) (map[string]
 	if err != nil {
 		return nil, fmt.Errorf("the model's configuration: %w", err)
 	}
+
 	var config map[string]any
 	err = json.Unmarshal(text, &config)
 	if _, other := errors.AsType[*json.UnmarshalTypeError](err); other || err == nil && config == nil {
@@ -251,6 +269,7 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 	if o.Recipe == "auto" {
 		return auto(names, family)
 	}
+
 	n, shipped := recipe.ParseName(o.Recipe)
 	if !shipped {
 		text, err := readFile(o.Recipe, 1<<20)
@@ -260,19 +279,23 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", recipe.ErrUnknown, err)
 		}
+
 		r, err := recipe.Parse(o.Recipe, text)
 		if err != nil {
 			return nil, err
 		}
+
 		from := r.Sides[0]
 		if o.Reverse {
 			from = r.Sides[1]
 		}
 		return []recipe.Step{{Recipe: r, From: from}}, nil
 	}
+
 	if o.Reverse {
 		n.From, n.To = n.To, n.From
 	}
+
 	if n.Family == "" {
 		if family == "" {
 			return nil, fmt.Errorf("%w %s without a family: add it, as in %s-to-%s/llama, or give the model's config.json (--config)", recipe.ErrUnknown, o.Recipe, n.From, n.To)
@@ -295,10 +318,12 @@ func (o Options) advise(s recipe.Step, names []string, config map[string]any, er
 	case !shipped:
 		return wrongForm(form, o.Recipe, s.From, "add --reverse")
 	}
+
 	without := ""
 	if o.Reverse {
 		n.From, n.To, without = n.To, n.From, ", without --reverse"
 	}
+
 	family, _ := config["model_type"].(string)
 	n.Family = cmp.Or(n.Family, family)
 	use := n
@@ -309,12 +334,14 @@ func (o Options) advise(s recipe.Step, names []string, config map[string]any, er
 	if family != "" {
 		use.Family = family
 	}
+
 	switch steps, unknown := recipe.Lookup(use); {
 	case unknown != nil || steps[0] == s:
 		return err
 	case form != n.From:
 		return wrongForm(form, n.String(), n.From, "use "+use.String()+without)
 	}
+
 	return fmt.Errorf("config.json is of the family %s, not %s: use %s%s: %w", family, n.Family, use, without, err)
 }
 
@@ -334,6 +361,7 @@ func auto(names []string, family string) ([]recipe.Step, error) {
 	if family == "" {
 		return nil, choiceError("the family of the model is not known: give its config.json (--config), or name the recipe")
 	}
+
 	from := recipe.Guess(names, family)
 	if from == "" {
 		return nil, choiceError(fmt.Sprintf("no recipe for %s has the names of this checkpoint: name the recipe", family))
@@ -341,12 +369,14 @@ func auto(names []string, family string) ([]recipe.Step, error) {
 	if from != "hf" {
 		return recipe.Lookup(recipe.Name{From: from, To: "hf", Family: family})
 	}
+
 	var targets []string
 	for _, n := range recipe.Names() {
 		if n.From == "hf" && n.Family == family {
 			targets = append(targets, n.String())
 		}
 	}
+
 	if len(targets) == 1 {
 		n, _ := recipe.ParseName(targets[0])
 		return recipe.Lookup(n)

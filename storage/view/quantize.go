@@ -34,10 +34,12 @@ func (r *reader) readQuantized(ctx context.Context) error {
 	if len(r.quantized) == 0 {
 		return nil
 	}
+
 	workers, most, opts := r.divide()
 	opts.Progress = nil // the bytes of the source are not the bytes of the result
 	g, inner := errgroup.WithContext(withoutSums(ctx))
 	g.SetLimit(workers)
+
 	for _, w := range r.quantized {
 		SumsOf(ctx).addSource(w.target, w.dst)
 		q := w.target.Quantized
@@ -47,6 +49,7 @@ func (r *reader) readQuantized(ctx context.Context) error {
 			g.Go(func() error { return plan.Named(w.target.Name, r.quantize(inner, &w, f, opts)) })
 		}
 	}
+
 	return g.Wait()
 }
 
@@ -66,9 +69,11 @@ func (r *reader) quantize(ctx context.Context, w *wanted, factors tensor.Box, o 
 	if err != nil {
 		return err
 	}
+
 	if err := r.readUnquantized(ctx, w.target, box, numbers, o); err != nil {
 		return err
 	}
+
 	made, err := q.Blocks.FactorsFor(numbers, box, q.DType)
 	if errors.Is(err, tensor.ErrCast) {
 		return fmt.Errorf("%w: %w", ErrCheck, err)
@@ -76,25 +81,31 @@ func (r *reader) quantize(ctx context.Context, w *wanted, factors tensor.Box, o 
 	if err != nil {
 		return err
 	}
+
 	if q.Scales {
 		box = factors
 	} else if made, err = q.Blocks.Quantize(numbers, made, box, q.DType); err != nil {
 		return err
 	}
+
 	common, ok := box.Intersect(w.box)
 	if !ok {
 		return nil // no block is without a wanted element
 	}
+
 	if made, err = made.Narrow(common.Relative(box.Offsets)); err != nil {
 		return err
 	}
+
 	dst, err := w.dst.Narrow(common.Relative(w.box.Offsets))
 	if err != nil {
 		return err
 	}
+
 	if err := tensor.Convert(dst, made, tensor.CastInRange.Into(dst)); err != nil {
 		return err
 	}
+
 	if r.opts.Progress != nil {
 		r.opts.Progress(made.NumElements() * int64(made.DType().Size()))
 	}
@@ -107,6 +118,7 @@ func (r *reader) readUnquantized(ctx context.Context, t *recipe.Tensor, box tens
 	plain.DType, plain.Quantized = mem.DType(), nil
 	inner, p := &reader{c: r.c, opts: o}, &plan.LoadPlan{}
 	defer func() { r.count(inner.stats) }()
+
 	if err := inner.addParts(p, &plain, box, mem); err != nil {
 		return err
 	}
@@ -123,6 +135,7 @@ func (r *reader) dequantize(ctx context.Context, m *move, numbers *tensor.Tensor
 	if err != nil {
 		return nil, err
 	}
+
 	out, err := tensor.Cast(numbers, tensor.Float32)
 	if err != nil {
 		return nil, err

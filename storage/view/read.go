@@ -37,6 +37,7 @@ func (c *Checkpoint) Read(ctx context.Context, _ *meta.Metadata, p *plan.LoadPla
 			return r.stats, plan.Named(p.Items[i].Source.FQN, err)
 		}
 	}
+
 	if err := r.readDirect(ctx, inner); err != nil {
 		return r.stats, err
 	}
@@ -46,9 +47,11 @@ func (c *Checkpoint) Read(ctx context.Context, _ *meta.Metadata, p *plan.LoadPla
 	if err := r.readQuantized(ctx); err != nil {
 		return r.stats, err
 	}
+
 	for _, m := range slices.Concat(r.direct, r.filled) {
 		SumsOf(ctx).addSource(m.target, m.dst)
 	}
+
 	for i := range p.Items {
 		if r.memory[i] == nil {
 			continue
@@ -57,6 +60,7 @@ func (c *Checkpoint) Read(ctx context.Context, _ *meta.Metadata, p *plan.LoadPla
 			return r.stats, err
 		}
 	}
+
 	return r.stats, nil
 }
 
@@ -88,14 +92,17 @@ func (r *reader) add(inner *plan.LoadPlan, i int) error {
 		inner.Items = append(inner.Items, plan.ReadItem{Kind: plan.KindBytes, Dest: meta.Index{FQN: source, Hint: int32(-1 - i)}, Source: meta.Index{FQN: source}})
 		return nil
 	}
+
 	t := r.c.tensors[it.Source.FQN]
 	if t == nil {
 		return plan.ErrMissing
 	}
+
 	box := it.SourceBox()
 	if err := box.Check(t.Shape); err != nil {
 		return err
 	}
+
 	mem, err := r.dst.ResolveTensor(it)
 	if err != nil {
 		return err
@@ -103,10 +110,12 @@ func (r *reader) add(inner *plan.LoadPlan, i int) error {
 	if !slices.Equal(mem.Shape(), box.Sizes) {
 		return fmt.Errorf("%w: memory of %v for a box of %v", tensor.ErrShape, mem.Shape(), box.Sizes)
 	}
+
 	r.memory[i] = mem
 	if box.Empty() {
 		return nil
 	}
+
 	if t.Quantized != nil {
 		r.quantized = append(r.quantized, wanted{t, box, mem})
 		return nil
@@ -132,6 +141,7 @@ func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part,
 		if err != nil {
 			return err
 		}
+
 		if p.Source == "" {
 			if err := fill(to, p.Value); err != nil {
 				return err
@@ -139,31 +149,37 @@ func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part,
 			r.filled = append(r.filled, move{target: t, dst: to})
 			continue
 		}
+
 		e, ok := r.c.srcMD.Find(p.Source)
 		if !ok || e.Tensor == nil {
 			return fmt.Errorf("%q is %w", p.Source, plan.ErrMissing)
 		}
+
 		m := move{target: t, entry: e, piece: q, dst: to, blocks: p.Blocks}
 		if p.Scales != "" {
 			if m.scales, ok = r.c.srcMD.Find(p.Scales); !ok || m.scales.Tensor == nil {
 				return fmt.Errorf("%q is %w", p.Scales, plan.ErrMissing)
 			}
 		}
+
 		plainCast := t.DType == e.Tensor.DType || to.DType() == t.DType
 		from, view, ok := m.straight()
 		if !ok || t.Add != 0 || m.scales != nil || !plainCast {
 			r.rest = append(r.rest, m)
 			continue
 		}
+
 		x, err := r.c.index(e)
 		if err != nil {
 			return err
 		}
+
 		m.dst = view
 		dest := meta.Index{FQN: e.FQN, Offset: from.Offsets, Hint: int32(len(r.direct))}
 		if inner.Items, err = x.Reads(inner.Items, dest, from); err != nil {
 			return err
 		}
+
 		r.direct = append(r.direct, m)
 	}
 	return nil
@@ -212,8 +228,10 @@ func (m *move) straight() (tensor.Box, *tensor.Tensor, bool) {
 			}
 			size *= a.Size
 		}
+
 		box.Sizes[d], strides[d] = size, stride
 	}
+
 	view, err := like(m.dst, box.Sizes, strides, 0)
 	return box, view, err == nil
 }
@@ -280,6 +298,7 @@ func (r *reader) readBuffered(ctx context.Context) error {
 	if len(r.rest) == 0 {
 		return nil
 	}
+
 	workers, most, opts := r.divide()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -288,6 +307,7 @@ func (r *reader) readBuffered(ctx context.Context) error {
 			g.Go(func() error { return plan.Named(m.target.Name, r.buffered(ctx, &m, opts)) })
 		})
 	}
+
 	return g.Wait()
 }
 
@@ -302,26 +322,31 @@ func (m move) cut(most int64, emit func(move)) {
 	if m.scales != nil {
 		size += 4 // the products, in float32
 	}
+
 	if n := box.Volume(); n*size <= most && (n <= mostWaste*m.piece.Volume() || n*size <= leastBuffer) || len(m.piece.Axes) == 0 {
 		emit(m)
 		return
 	}
+
 	axis, span := -1, 0.0 // the axis with the largest reach in its dimension, relative to the box
 	for k, a := range m.piece.Axes {
 		if reach := float64(a.FromStep*(a.Size-1)) / float64(box.Sizes[a.From]); reach > span {
 			axis, span = k, reach
 		}
 	}
+
 	if axis < 0 {
 		emit(m)
 		return
 	}
+
 	a, b := m.piece.Split(axis)
 	half := a.Axes[axis].Size
 	low, high := tensor.Whole(m.dst.Shape()), tensor.Whole(m.dst.Shape())
 	low.Sizes, high.Sizes = slices.Clone(low.Sizes), slices.Clone(high.Sizes)
 	high.Offsets = slices.Clone(high.Offsets)
 	low.Sizes[axis], high.Sizes[axis], high.Offsets[axis] = half, b.Axes[axis].Size, half
+
 	for _, part := range []struct {
 		piece remap.Piece
 		box   tensor.Box
@@ -346,22 +371,27 @@ func (r *reader) buffered(ctx context.Context, m *move, o storage.ReadOptions) e
 	if err != nil {
 		return err
 	}
+
 	strides := make([]int64, len(m.piece.Axes))
 	for k, a := range m.piece.Axes {
 		strides[k] = a.FromStep * buf.Strides()[a.From]
 	}
+
 	from, err := like(buf, m.dst.Shape(), strides, 0)
 	if err != nil {
 		return err
 	}
+
 	if from, err = m.compute(from); err != nil {
 		return err
 	}
+
 	if from.DType() == m.dst.DType() {
 		err = tensor.Copy(m.dst, from)
 	} else {
 		err = tensor.Convert(m.dst, from, tensor.CastInRange.Into(m.dst))
 	}
+
 	SumsOf(ctx).addSource(m.target, from)
 	return err
 }
@@ -372,14 +402,17 @@ func (r *reader) readSource(ctx context.Context, e *meta.Entry, d tensor.DType, 
 	if err != nil {
 		return nil, err
 	}
+
 	buf, err := tensor.New(d, box.Sizes)
 	if err != nil {
 		return nil, err
 	}
+
 	p := &plan.LoadPlan{}
 	if p.Items, err = x.Reads(nil, meta.Index{FQN: e.FQN, Offset: box.Offsets}, box); err != nil {
 		return nil, err
 	}
+
 	stats, err := r.c.src.Read(withoutSums(ctx), r.c.srcMD, p, into{buf}, o)
 	r.count(stats)
 	return buf, err
@@ -405,22 +438,27 @@ func (m *move) compute(from *tensor.Tensor) (*tensor.Tensor, error) {
 		}
 		return out, err
 	}
+
 	// The sum is rounded once: to float64, which is exact for all types up to float32, and
 	// then to the type of the result.
 	wide, err := tensor.Cast(from, tensor.Float64)
 	if err != nil {
 		return nil, err
 	}
+
 	if wide == from {
 		wide = from.Clone()
 	}
+
 	numbers, err := tensor.Values[float64](wide)
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range numbers {
 		numbers[i] += t.Add
 	}
+
 	return tensor.Cast(wide, t.DType)
 }
 
@@ -433,6 +471,7 @@ func fill(dst *tensor.Tensor, v float64) error {
 	if err != nil {
 		return err
 	}
+
 	all, err := tensor.FromStrided(dst.DType(), dst.Shape(), make([]int64, len(dst.Shape())), 0, one.Memory())
 	if err != nil {
 		return err
@@ -488,6 +527,7 @@ func (c *Checkpoint) check(ctx context.Context, k *recipe.Check) error {
 	if !ok || e.Tensor == nil {
 		return fmt.Errorf("%q is %w", k.Source, plan.ErrMissing)
 	}
+
 	var err error
 	move{entry: e, piece: k.Map, dst: mustPlaceholder(e, k.Map)}.cut(checkBytes, func(m move) {
 		if err == nil {
@@ -521,6 +561,7 @@ func (c *Checkpoint) checkPart(ctx context.Context, k *recipe.Check, e *meta.Ent
 		if !ok {
 			return fmt.Errorf("%q is %w", k.Other, plan.ErrMissing)
 		}
+
 		want, err := c.readBox(ctx, other, m)
 		if err == nil && !tensor.Equal(got, want) {
 			box := m.piece.FromBox()
@@ -528,12 +569,14 @@ func (c *Checkpoint) checkPart(ctx context.Context, k *recipe.Check, e *meta.Ent
 		}
 		return err
 	}
+
 	for _, b := range got.Contents() {
 		if b != 0 {
 			box := m.piece.FromBox()
 			return fmt.Errorf("%w: %q has elements that are not zero in its padding, of the shape %v at %v: check the sizes in config.json; if they are right and the padding was never zeroed, use --set check_padding=false", ErrCheck, k.Source, box.Sizes, box.Offsets)
 		}
 	}
+
 	return nil
 }
 

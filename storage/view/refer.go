@@ -17,20 +17,24 @@ func (c *Checkpoint) refer(codec string, data []byte) (string, []byte, error) {
 	if codec != value.JSON || !bytes.Contains(data, []byte(`"$ref"`)) {
 		return codec, data, nil
 	}
+
 	v, err := value.Decode(codec, data)
 	if err != nil {
 		return "", nil, err
 	}
+
 	names := c.kept()
 	r := value.Replacer{With: func(_ []string, v any) (any, bool, error) {
 		ref, ok := v.(value.Ref)
 		if !ok {
 			return nil, false, nil
 		}
+
 		name, ok := names[ref.FQN]
 		if !ok {
 			return nil, false, fmt.Errorf("%w: it has the tensor %q inside, which the recipe changes or leaves out: drop the value", storage.ErrNotRepresentable, ref.FQN)
 		}
+
 		ref.FQN = name
 		return ref, true, nil
 	}}

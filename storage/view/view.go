@@ -48,6 +48,7 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 	if err != nil {
 		return nil, err
 	}
+
 	c := &Checkpoint{src: src, srcMD: md, binding: b, tensors: map[string]*recipe.Tensor{}, values: map[string]string{}}
 	// The step is often a value of the source, which the view may not have.
 	if c.storage = src.Storage(); c.storage.Step == nil {
@@ -55,6 +56,7 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 			return storage.ReadValue(ctx, src, e)
 		})
 	}
+
 	c.md = &meta.Metadata{Storage: c.storage}
 	places := map[string]int64{} // of tensors that are the same
 	for i := range b.Tensors {
@@ -63,7 +65,9 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 		if err != nil {
 			return nil, plan.Named(t.Name, err)
 		}
+
 		c.tensors[t.Name] = t
+
 		// The place says which tensors are the same: it is not a place in a file.
 		first := t.Name
 		if t.Same != "" {
@@ -72,12 +76,14 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 		if _, ok := places[first]; !ok {
 			places[first] = int64(i)
 		}
+
 		loc := meta.Location{File: c.fileOf(t), Offset: places[first], Length: bytes, Detail: &meta.Detail{Key: first}}
 		c.md.Entries = append(c.md.Entries, meta.Entry{FQN: t.Name, Tensor: &meta.Tensor{
 			Properties: t.Properties, Shape: t.Shape, Chunks: []tensor.Box{tensor.Whole(t.Shape)}, Locs: []meta.Location{loc},
 			Scales: t.Scales,
 		}})
 	}
+
 	for _, v := range b.Values {
 		e, ok := md.Find(v.Source)
 		if !ok || e.Bytes == nil {
@@ -86,6 +92,7 @@ func Open(ctx context.Context, src storage.Checkpoint, b *recipe.Binding) (*Chec
 		c.values[v.Name] = v.Source
 		c.md.Entries = append(c.md.Entries, meta.Entry{FQN: v.Name, Bytes: e.Bytes})
 	}
+
 	slices.SortFunc(c.md.Entries, func(x, y meta.Entry) int { return strings.Compare(x.FQN, y.FQN) })
 	return c, c.md.Validate()
 }
@@ -136,6 +143,7 @@ func (c *Checkpoint) CheckHeld(ctx context.Context, e *meta.Entry) error {
 	if t == nil {
 		return nil // a value; its bytes are checked when they are read
 	}
+
 	return storage.CheckHeld(ctx, c.src, func(yield func(*meta.Entry) bool) {
 		for _, p := range t.Parts {
 			for _, name := range []string{p.Source, p.Scales} {
@@ -156,6 +164,7 @@ func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*s
 	if err != nil || len(rep.Problems) > 0 {
 		return rep, err
 	}
+
 	if err := c.Check(ctx); errors.Is(err, ErrCheck) {
 		rep.Problems = append(rep.Problems, storage.VerifyProblem{Text: err.Error()})
 	} else if err != nil {
@@ -191,10 +200,12 @@ func (c *Checkpoint) Describe(fqn string) (sources []string, operations string, 
 	if source, ok := c.values[fqn]; ok {
 		return []string{source}, "same", 0
 	}
+
 	t := c.tensors[fqn]
 	if t == nil {
 		return nil, "", 0
 	}
+
 	operations = t.Operations(func(source string) []int64 {
 		if e, ok := c.srcMD.Find(source); ok {
 			return e.Tensor.Shape
