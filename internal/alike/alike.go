@@ -24,6 +24,7 @@ func Nearest(text string, all iter.Seq[string]) []string {
 		text string
 		far  int
 	}
+
 	limit := min(max(1, len(text)/3), 4)
 	var found []near
 	work := 0
@@ -38,11 +39,13 @@ func Nearest(text string, all iter.Seq[string]) []string {
 			found = append(found, near{s, far})
 		}
 	}
+
 	slices.SortStableFunc(found, func(a, b near) int { return cmp.Compare(a.far, b.far) })
 	var out []string
 	for _, n := range found[:min(len(found), most)] {
 		out = append(out, n.text)
 	}
+
 	return out
 }
 
@@ -54,6 +57,7 @@ func Distance(a, b string) int {
 	for j := range row {
 		row[j] = j
 	}
+
 	for i := range len(a) {
 		last := row[0]
 		row[0] = i + 1
@@ -66,5 +70,6 @@ func Distance(a, b string) int {
 			row[j+1] = min(cost, last+1, row[j]+1)
 		}
 	}
+
 	return row[len(b)]
 }

@@ -23,6 +23,7 @@ func (f *Free) Take(n int64) (off int64, ok bool) {
 	if i < 0 {
 		return 0, false
 	}
+
 	e := &f.free[i]
 	off = e.off
 	e.off, e.len = e.off+n, e.len-n

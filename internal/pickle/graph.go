@@ -206,6 +206,7 @@ func (g *Graph) big(s span) *big.Int {
 	if len(le) == 0 {
 		return new(big.Int)
 	}
+
 	be := slices.Clone(le)
 	slices.Reverse(be)
 	n := new(big.Int).SetBytes(be)
@@ -348,6 +349,7 @@ func newSchema(classes []Class) *schema {
 	if len(classes) > maxClasses {
 		panic(fmt.Sprintf("pickle: %d classes in a schema, at most %d", len(classes), maxClasses))
 	}
+
 	s := &schema{classes: classes, byName: map[[2]string]int{}, syms: map[string]int32{}}
 	for i, c := range classes {
 		for _, n := range c.Names {
@@ -359,6 +361,7 @@ func newSchema(classes []Class) *schema {
 			}
 		}
 	}
+
 	for _, c := range classes {
 		row := make([]int8, len(s.syms))
 		for i := range row {
@@ -369,6 +372,7 @@ func newSchema(classes []Class) *schema {
 		}
 		s.fields = append(s.fields, row)
 	}
+
 	return s
 }
 
@@ -414,6 +418,7 @@ func (a *arena[T]) grow(n int) int {
 	default:
 		a.pages = append(a.pages, make([]T, 0, max(n, pageSize)))
 	}
+
 	return len(a.pages) - 1
 }
 

@@ -37,6 +37,7 @@ func (k *keyer) pairs(l []any) []value.Pair {
 		seen[key] = len(out)
 		out = append(out, value.Pair{Key: l[i], Value: l[i+1]})
 	}
+
 	k.refund(seenBytes*len(l)/2 + anyBytes*len(l)) // l is garbage by then
 	return out
 }
@@ -52,6 +53,7 @@ func (k *keyer) distinct(l []any) []any {
 			out = append(out, v)
 		}
 	}
+
 	k.refund(seenBytes * len(l))
 	return out
 }
@@ -179,6 +181,7 @@ func (k *keyer) set(s *value.Set) {
 		items[i] = bytes.Clone(k.b[start:])
 		k.b = k.b[:start]
 	}
+
 	slices.SortFunc(items, bytes.Compare)
 	k.b = binary.AppendUvarint(append(k.b, '{'), uint64(len(items)))
 	for _, e := range items {

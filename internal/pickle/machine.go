@@ -29,6 +29,7 @@ type machine struct {
 // which must not change afterwards.
 func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error) {
 	defer Catch(&err)
+
 	g = &Graph{data: data, account: newAccount(l.withDefaults(len(data))), shared: map[Cell]struct{}{}}
 	g.ints.alloc(1) // the empty tuple
 	if len(classes) > 0 {
@@ -36,6 +37,7 @@ func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error)
 		g.records = make([]arena[Cell], len(classes))
 		g.shared = nil
 	}
+
 	m := &machine{Graph: g, names: map[string]Cell{}}
 	m.run()
 	g.Root = m.pop()
@@ -268,6 +270,7 @@ func (m *machine) popMark() int {
 	if n < 0 {
 		m.malformed("no mark on the stack")
 	}
+
 	from := m.marks[n]
 	m.marks, m.floor = m.marks[:n], 0
 	if n > 0 {
@@ -320,6 +323,7 @@ func (m *machine) prefixed(size int) span {
 	default:
 		n = binary.LittleEndian.Uint64(m.take(8))
 	}
+
 	if n > uint64(len(m.data)-m.pos) {
 		m.malformed("a length of %d, %d bytes are left", n, len(m.data)-m.pos)
 	}
@@ -376,6 +380,7 @@ func (m *machine) get(i uint64) {
 	if c == Unset {
 		m.malformed("memo entry %d is empty", i)
 	}
+
 	if rest := m.data[m.pos:]; c.Kind() == Global && len(rest) > 1 && rest[0] == opEmptyTuple && rest[1] == opNewObj {
 		if class := m.globals[c.pos()].class; class >= 0 { // a shortcut: this is frequent
 			m.pos += 2
@@ -459,14 +464,17 @@ func (m *machine) decimal(op byte) {
 	case len(l) > 2*maxBig:
 		m.malformed("an integer of %d digits", len(l))
 	}
+
 	n, ok := new(big.Int).SetString(string(bytes.TrimSuffix(bytes.TrimSpace(l), []byte("L"))), 10)
 	if !ok {
 		m.malformed("%.40q is not an integer", l)
 	}
+
 	if n.IsInt64() && n.Int64() >= minInt && n.Int64() <= maxInt {
 		m.push(cellOf(Int, n.Int64()))
 		return
 	}
+
 	m.bigs = append(m.bigs, m.keep(twosComplement(n)))
 	m.push(at(Big, len(m.bigs)-1))
 }

@@ -22,6 +22,7 @@ func (b *builder) normal(o *value.Object) any {
 	case "uuid":
 		return uuid(o)
 	}
+
 	if o.Module == "numpy" || strings.HasPrefix(o.Module, "numpy.") {
 		return numpy(o)
 	}
@@ -51,6 +52,7 @@ func (b *builder) builtin(o *value.Object) any {
 		if !bare(o, 1) {
 			break
 		}
+
 		if l, ok := o.Args[0].([]any); ok {
 			b.charge(anyBytes * len(l))
 			return &value.Set{Items: b.keys.distinct(append([]any{}, l...)), Frozen: o.Name == "frozenset"} // the list may be shared
@@ -92,11 +94,13 @@ func latin1(o *value.Object) ([]byte, bool) {
 	case !bare(o, 2):
 		return nil, false
 	}
+
 	s, ok := o.Args[0].(string)
 	codec, ok2 := o.Args[1].(string)
 	if !ok || !ok2 || codec != "latin1" && codec != "latin-1" {
 		return nil, false
 	}
+
 	out := make([]byte, 0, len(s))
 	for _, r := range s {
 		if r > 0xff {
@@ -104,6 +108,7 @@ func latin1(o *value.Object) ([]byte, bool) {
 		}
 		out = append(out, byte(r))
 	}
+
 	return out, true
 }
 
@@ -115,11 +120,13 @@ func (b *builder) collection(o *value.Object) any {
 	if len(o.Args) == 0 {
 		return &value.Dict{Pairs: o.Pairs, Ordered: true}
 	}
+
 	// Python 2 stores the items as a list of lists.
 	list, ok := o.Args[0].([]any)
 	if !ok {
 		return o
 	}
+
 	b.charge(2 * anyBytes * (len(list) + len(o.Pairs)))
 	flat := make([]any, 0, 2*(len(list)+len(o.Pairs)))
 	for _, e := range list {
@@ -129,9 +136,11 @@ func (b *builder) collection(o *value.Object) any {
 		}
 		flat = append(flat, kv...)
 	}
+
 	for _, p := range o.Pairs {
 		flat = append(flat, p.Key, p.Value)
 	}
+
 	return &value.Dict{Pairs: b.keys.pairs(flat), Ordered: true}
 }
 
@@ -181,6 +190,7 @@ func (b *builder) path(o *value.Object) any {
 	if !posixPaths[o.Name] || !bare(o, len(o.Args)) {
 		return o
 	}
+
 	parts, size := []string{""}, 0
 	for _, a := range o.Args {
 		s, ok := a.(string)
@@ -193,6 +203,7 @@ func (b *builder) path(o *value.Object) any {
 		b.charge(2 * anyBytes)
 		parts, size = append(parts, s), size+1+len(s)
 	}
+
 	b.charge(valueObject + 2*size)
 	return &value.Object{Module: o.Module, Name: o.Name, Call: true, Args: value.Tuple{cleanPath(parts, size)}}
 }
@@ -207,9 +218,11 @@ func cleanPath(parts []string, size int) string {
 	} else if strings.HasPrefix(s, "/") {
 		root = "/"
 	}
+
 	var out strings.Builder
 	out.Grow(size)
 	out.WriteString(root)
+
 	for _, s := range parts {
 		for p := range strings.SplitSeq(s, "/") {
 			if p == "" || p == "." {
@@ -221,6 +234,7 @@ func cleanPath(parts []string, size int) string {
 			out.WriteString(p)
 		}
 	}
+
 	if out.Len() == 0 {
 		return "."
 	}

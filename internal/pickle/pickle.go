@@ -208,6 +208,7 @@ func (l *Limits) withDefaults(input int) Limits {
 	if out.Depth <= 0 {
 		out.Depth = 1000
 	}
+
 	bound := 64<<20 + 40*int64(input)
 	if out.Memory <= 0 {
 		out.Memory = bound

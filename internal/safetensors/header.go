@@ -67,14 +67,17 @@ func Decode(read func(p []byte, off int64) error, fileSize int64) (*Header, erro
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := parse(text)
 	if err != nil {
 		return nil, err
 	}
+
 	h.Size = lengthBytes + int64(len(text))
 	if !slices.IsSortedFunc(h.Entries, byOffset) {
 		slices.SortStableFunc(h.Entries, byOffset)
 	}
+
 	end, err := checkEntries(h.Entries)
 	if err != nil {
 		return nil, err
@@ -90,10 +93,12 @@ func readText(read func(p []byte, off int64) error, fileSize int64) (string, err
 	if fileSize < lengthBytes {
 		return "", fmt.Errorf("%w: a file of %d bytes has no room for one", ErrHeader, fileSize)
 	}
+
 	buf := make([]byte, min(fileSize, firstRead))
 	if err := read(buf, 0); err != nil {
 		return "", fmt.Errorf("safetensors header: %w", err)
 	}
+
 	n := binary.LittleEndian.Uint64(buf)
 	if n > MaxHeader {
 		return "", fmt.Errorf("%w: length %d, at most %d", ErrHeader, n, MaxHeader)
@@ -101,6 +106,7 @@ func readText(read func(p []byte, off int64) error, fileSize int64) (string, err
 	if n > uint64(fileSize-lengthBytes) {
 		return "", fmt.Errorf("%w: length %d in a file of %d bytes", ErrHeader, n, fileSize)
 	}
+
 	have := len(buf)
 	if want := lengthBytes + int(n); want > have {
 		buf = append(make([]byte, 0, want), buf...)[:want]
@@ -108,6 +114,7 @@ func readText(read func(p []byte, off int64) error, fileSize int64) (string, err
 			return "", fmt.Errorf("safetensors header: %w", err)
 		}
 	}
+
 	text := buf[lengthBytes : lengthBytes+int(n)]
 	if !utf8.Valid(text) {
 		return "", fmt.Errorf("%w: not UTF-8", ErrHeader)
@@ -211,6 +218,7 @@ func checkEntry(e *Entry) error {
 	if !ok {
 		return fmt.Errorf("%w: %q", tensor.ErrDType, e.DType)
 	}
+
 	n, err := tensor.NumBytes(d, e.Shape)
 	if err != nil {
 		return err

@@ -28,9 +28,11 @@ func parse(text string) (*Header, error) {
 	if text == "" || text[0] != '{' {
 		return nil, fmt.Errorf("%w: does not begin with {", ErrHeader)
 	}
+
 	p.header.Entries = slices.Grow(p.header.Entries, min(strings.Count(text, `"data_offsets"`), len(text)/minEntry))
 	p.object(p.member)
 	p.end()
+
 	if p.err == nil {
 		p.checkNames()
 	}
@@ -99,6 +101,7 @@ func (p *headerParser) entry(name string) {
 		}
 		seen |= field
 	})
+
 	if seen != hasAll {
 		p.fail("tensor %q lacks one of dtype, shape and data_offsets", name)
 	}
@@ -122,6 +125,7 @@ func (p *headerParser) field(key string, e *Entry) int {
 		}
 		return hasOffsets
 	}
+
 	p.fail("tensor %q has the unknown field %q", e.Name, key)
 	return 0
 }
@@ -144,6 +148,7 @@ func (p *headerParser) sizes(limit int) []int64 {
 	if p.accept(']') {
 		return p.nums
 	}
+
 	for p.err == nil {
 		if len(p.nums) == limit {
 			p.fail("more than %d numbers", limit)
@@ -155,6 +160,7 @@ func (p *headerParser) sizes(limit int) []int64 {
 		}
 		p.expect(',')
 	}
+
 	return p.nums
 }
 
@@ -214,16 +220,19 @@ func (s *scanner) object(member func(key string)) {
 	if s.accept('}') {
 		return
 	}
+
 	for s.err == nil {
 		key := s.str()
 		s.expect(':')
 		if s.err != nil {
 			return
 		}
+
 		member(key)
 		if s.accept('}') {
 			return
 		}
+
 		s.expect(',')
 	}
 }
@@ -234,6 +243,7 @@ func (s *scanner) size() int64 {
 	if s.err != nil {
 		return 0
 	}
+
 	s.space()
 	start := s.i
 	var v int64
@@ -246,6 +256,7 @@ func (s *scanner) size() int64 {
 		v = v*10 + d
 		s.i++
 	}
+
 	digits := s.s[start:s.i]
 	if digits == "" || (len(digits) > 1 && digits[0] == '0') || s.inNumber() {
 		s.fail("not a plain integer")
@@ -265,6 +276,7 @@ func (s *scanner) str() string {
 	if s.err != nil {
 		return ""
 	}
+
 	start := s.i
 	for ; s.i < len(s.s); s.i++ {
 		switch c := s.s[s.i]; {
@@ -278,6 +290,7 @@ func (s *scanner) str() string {
 			return ""
 		}
 	}
+
 	s.fail("the text ends inside a string")
 	return ""
 }
@@ -300,6 +313,7 @@ func (s *scanner) escaped(start int) string {
 			out = s.escape(out)
 		}
 	}
+
 	s.fail("the text ends inside a string")
 	return ""
 }
@@ -309,14 +323,17 @@ func (s *scanner) escape(out []byte) []byte {
 	if s.i == len(s.s) {
 		return out
 	}
+
 	c := s.s[s.i]
 	s.i++
 	if c == 'u' {
 		return utf8.AppendRune(out, s.unicode())
 	}
+
 	if i := strings.IndexByte(`"\/bfnrt`, c); i >= 0 {
 		return append(out, "\"\\/\b\f\n\r\t"[i])
 	}
+
 	s.fail("the unknown escape \\%c", c)
 	return out
 }
@@ -328,10 +345,12 @@ func (s *scanner) unicode() rune {
 	if !utf16.IsSurrogate(r) {
 		return r
 	}
+
 	if !strings.HasPrefix(s.s[s.i:], `\u`) {
 		s.fail("half a surrogate pair")
 		return 0
 	}
+
 	s.i += 2
 	r = utf16.DecodeRune(r, s.hex4())
 	if r == utf8.RuneError {
@@ -345,11 +364,13 @@ func (s *scanner) hex4() rune {
 		s.fail("the text ends inside an escape")
 		return 0
 	}
+
 	v, err := strconv.ParseUint(s.s[s.i:s.i+4], 16, 16)
 	if err != nil {
 		s.fail("an escape that is not a number")
 		return 0
 	}
+
 	s.i += 4
 	return rune(v)
 }

@@ -34,16 +34,19 @@ func (c *coder) tooLong(src, base []byte, limit int) bool {
 	if len(src) < 8*sampleLen {
 		return false
 	}
+
 	a, b := c.sample[0][:], c.sample[1][:]
 	for i := range samplePlaces {
 		at := len(src) / samplePlaces * i &^ 7
 		copy(a[i*placeLen:(i+1)*placeLen], src[at:])
 		copy(b[i*placeLen:(i+1)*placeLen], base[at:])
 	}
+
 	limit = int(int64(limit) * sampleLen / int64(len(src)))
 	if c.compare(a, b); len(c.at)*(1+c.width) <= limit {
 		return false
 	}
+
 	c.code = c.appendBlock(c.code[:0], a, b)
 	return len(c.code) > limit+limit/16+128 // a sample varies, and has its own Huffman tables
 }
@@ -59,6 +62,7 @@ func (c *coder) compare(a, b []byte) {
 		lines[m&(len(lines)-1)] = uint32(i)
 		m += int((d | -d) >> 63)
 	}
+
 	words, n := &c.words, 0
 	for _, i := range lines[:m] {
 		x, y := (*[lineLen]byte)(a[i:]), (*[lineLen]byte)(b[i:])
@@ -68,6 +72,7 @@ func (c *coder) compare(a, b []byte) {
 			n += int((d | -d) >> 63)
 		}
 	}
+
 	log := bits.TrailingZeros(uint(8 * c.width))
 	mask := ^uint64(0) >> (64 - 8*c.width)
 	at := c.at[:0]
@@ -79,6 +84,7 @@ func (c *coder) compare(a, b []byte) {
 			d &^= mask << k
 		}
 	}
+
 	c.at = at
 }
 
@@ -95,11 +101,13 @@ func (c *coder) appendBlock(dst, a, b []byte) []byte {
 		gaps = binary.AppendUvarint(gaps, uint64((at-next)>>log))
 		next = at + uint32(c.width)
 	}
+
 	c.gaps = gaps
 	dst = binary.AppendUvarint(dst, uint64(len(gaps)))
 	if len(c.at) == 0 {
 		return dst
 	}
+
 	dst = c.appendStream(dst, gaps)
 	plane := c.plane[:len(c.at)]
 	for k := range c.width {
@@ -109,6 +117,7 @@ func (c *coder) appendBlock(dst, a, b []byte) []byte {
 		}
 		dst = c.appendStream(dst, plane)
 	}
+
 	return dst
 }
 
@@ -125,13 +134,16 @@ func (c *coder) patchBlock(p, code []byte) ([]byte, error) {
 	if size == 0 || err != nil {
 		return code, err
 	}
+
 	gaps, code, err := c.readStream(code, size, c.plane[:])
 	if err != nil {
 		return nil, err
 	}
+
 	if err := c.locate(gaps, len(p)/c.width); err != nil {
 		return nil, err
 	}
+
 	at, n := c.at, len(c.at)
 	if c.width == 1 {
 		plane, code, err := c.readStream(code, n, c.plane[:])
@@ -140,21 +152,25 @@ func (c *coder) patchBlock(p, code []byte) ([]byte, error) {
 		}
 		return code, err
 	}
+
 	// Two planes at once: most of the time goes into reaching the elements.
 	for k := 0; k < c.width; k += 2 {
 		var low, high []byte
 		if low, code, err = c.readStream(code, n, c.plane[:n]); err != nil {
 			return nil, err
 		}
+
 		if high, code, err = c.readStream(code, n, c.plane[n:]); err != nil {
 			return nil, err
 		}
+
 		p, low, high := p[k:], low[:len(at)], high[:len(at)]
 		for i, at := range at {
 			e := p[at : at+2]
 			binary.LittleEndian.PutUint16(e, binary.LittleEndian.Uint16(e)^(uint16(low[i])|uint16(high[i])<<8))
 		}
 	}
+
 	return code, nil
 }
 
@@ -167,6 +183,7 @@ func (c *coder) locate(gaps []byte, n int) error {
 	if cap(c.at) < len(gaps) {
 		c.at = make([]uint32, len(gaps), blockLen/c.width)
 	}
+
 	at, k, end, width := c.at[:len(gaps)], 0, 0, c.width
 	bytes, most := 0, 0 // of the gap so far, and one more than that
 	for _, b := range gaps {
@@ -177,6 +194,7 @@ func (c *coder) locate(gaps []byte, n int) error {
 		bytes = (bytes + 1) & -more
 		most |= bytes + 1
 	}
+
 	switch {
 	case most&4 != 0: // after three bytes; all counts before are smaller
 		return corrupt("a gap has more than three bytes")
@@ -185,6 +203,7 @@ func (c *coder) locate(gaps []byte, n int) error {
 	case end > n:
 		return corrupt("element %d has changed, of %d", end-1, n)
 	}
+
 	c.at = at[:k]
 	return nil
 }
@@ -210,10 +229,12 @@ func (c *coder) readStream(code []byte, n int, buf []byte) (p, rest []byte, err 
 	if len(code) < size {
 		return nil, nil, corrupt("a stream has %d bytes, not %d", len(code), size)
 	}
+
 	code, rest = code[:size], code[size:]
 	if size == n {
 		return code, rest, nil
 	}
+
 	p = buf[:n]
 	if size == 1 {
 		for i := range p {
@@ -221,6 +242,7 @@ func (c *coder) readStream(code []byte, n int, buf []byte) (p, rest []byte, err 
 		}
 		return p, rest, nil
 	}
+
 	_, code, err = huff0.ReadTable(code, &c.dec)
 	if err == nil {
 		p, err = c.dec.Decoder().Decompress4X(p[:0:n], code)
@@ -228,6 +250,7 @@ func (c *coder) readStream(code []byte, n int, buf []byte) (p, rest []byte, err 
 	if err != nil {
 		return nil, nil, corrupt("Huffman code: %v", err)
 	}
+
 	if len(p) != n {
 		return nil, nil, corrupt("a Huffman code is for %d bytes, not %d", len(p), n)
 	}

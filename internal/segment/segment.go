@@ -95,12 +95,15 @@ func appendDiff(dst, src, base []byte, width, limit int, advance bool) ([]byte, 
 	if len(base) != len(src) {
 		panic("segment: the segment and its base differ in length")
 	}
+
 	c := coders.Get().(*coder)
 	defer coders.Put(c)
+
 	c.width = min(width, 8)
 	if c.tooLong(src, base, limit) {
 		return dst, false
 	}
+
 	out := appendHeader(dst, width, len(src))
 	end := len(src) &^ (rowLen - 1)
 	for off := 0; off < end && len(out)-len(dst) <= limit; off += blockLen {
@@ -111,12 +114,15 @@ func appendDiff(dst, src, base []byte, width, limit int, advance bool) ([]byte, 
 			c.advance(src[off:next], base[off:next])
 		}
 	}
+
 	for i := end; i < len(src); i++ {
 		out = append(out, src[i]^base[i])
 	}
+
 	if len(out)-len(dst) > limit {
 		return dst, false
 	}
+
 	if advance {
 		copy(base[end:], src[end:])
 	}
@@ -129,8 +135,10 @@ func AppendPlaces(dst []uint32, a, b []byte, width int) []uint32 {
 	if err := check(len(a), width); err != nil || len(a) != len(b) || len(a)%width != 0 {
 		panic(fmt.Sprintf("segment: %d and %d bytes in elements of %d", len(a), len(b), width))
 	}
+
 	c := coders.Get().(*coder)
 	defer coders.Put(c)
+
 	c.width = min(width, 8)
 	end := len(a) &^ (rowLen - 1)
 	for off := 0; off < end; off += blockLen {
@@ -144,11 +152,13 @@ func AppendPlaces(dst []uint32, a, b []byte, width int) []uint32 {
 			last = at
 		}
 	}
+
 	for ; end < len(a); end += width {
 		if string(a[end:end+width]) != string(b[end:end+width]) {
 			dst = append(dst, uint32(end))
 		}
 	}
+
 	return dst
 }
 
@@ -159,6 +169,7 @@ func Count(a, b []byte, width int) (n int) {
 	if err := check(0, width); err != nil || len(a) != len(b) || len(a)%width != 0 {
 		panic(fmt.Sprintf("segment: %d and %d bytes in elements of %d", len(a), len(b), width))
 	}
+
 	i := 0
 	if width == 16 {
 		for ; i < len(a); i += 16 {
@@ -167,16 +178,19 @@ func Count(a, b []byte, width int) (n int) {
 		}
 		return n
 	}
+
 	top := ^uint64(0) / (1<<(8*width) - 1) << (8*width - 1) // the top bit of each element
 	for ; i+8 <= len(a) && i+8 <= len(b); i += 8 {
 		d := word(a, i) ^ word(b, i)
 		n += bits.OnesCount64((d&^top + ^top | d) & top)
 	}
+
 	for ; i < len(a); i += width {
 		if string(a[i:i+width]) != string(b[i:i+width]) {
 			n++
 		}
 	}
+
 	return n
 }
 
@@ -191,13 +205,16 @@ func Patch(p, code []byte, width int) error {
 	if err := check(len(p), width); err != nil {
 		return corrupt("%v", err)
 	}
+
 	var mem [8]byte
 	code, ok := bytes.CutPrefix(code, appendHeader(mem[:0], width, len(p)))
 	if !ok {
 		return corrupt("it is not for %d bytes in elements of %d", len(p), width)
 	}
+
 	c := coders.Get().(*coder)
 	defer coders.Put(c)
+
 	c.width = min(width, 8)
 	end := len(p) &^ (rowLen - 1)
 	for off := 0; off < end; off += blockLen {
@@ -206,12 +223,15 @@ func Patch(p, code []byte, width int) error {
 			return err
 		}
 	}
+
 	if len(code) != len(p)-end {
 		return corrupt("it ends with %d bytes, not %d", len(code), len(p)-end)
 	}
+
 	for i, b := range code {
 		p[end+i] ^= b
 	}
+
 	return nil
 }
 

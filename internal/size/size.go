@@ -26,6 +26,7 @@ func Parse(s string) (int64, error) {
 	if err != nil || !ok || v < 0 {
 		return 0, fmt.Errorf("%q is no size: want a number and a unit such as 64MiB, 5GB or 4096", s)
 	}
+
 	if v *= m; v >= math.MaxInt64 {
 		return 0, fmt.Errorf("%q is too large", s)
 	}

@@ -58,6 +58,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	switch {
 	case bytes.HasPrefix(s.head, []byte(signLocal)):
 		f, err := openZip(ctx, s)
@@ -69,6 +70,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 				return nil, foreign("a zip archive of another program")
 			}
 		}
+
 		return f, err
 	case bytes.HasPrefix(s.head, []byte(signEnd)):
 		return nil, foreign("an empty zip archive")
@@ -81,6 +83,7 @@ func Open(ctx context.Context, read ReadFunc, size int64) (*File, error) {
 	case s.head[0] == 0x80:
 		return nil, fmt.Errorf("%w: a pickle that torch.save did not write", ErrForeign)
 	}
+
 	return nil, fmt.Errorf("%w: neither a zip archive nor a stream of PyTorch", ErrForeign)
 }
 
@@ -90,6 +93,7 @@ func looksSaved(head []byte) bool {
 	if len(head) < localBytes {
 		return true // too short to decide
 	}
+
 	n := int(binary.LittleEndian.Uint16(head[26:]))
 	name := string(head[localBytes:min(len(head), localBytes+n)])
 	_, rest, ok := strings.Cut(name, "/")
@@ -99,6 +103,7 @@ func looksSaved(head []byte) bool {
 	case strings.HasPrefix(rest, recordStorages):
 		return true
 	}
+
 	return slices.Contains([]string{recordPickle, recordByteOrder, recordVersion, recordVersion15, recordFormat, recordAlignment, recordID}, rest)
 }
 
@@ -109,10 +114,12 @@ func otherArchive(ctx context.Context, s *source) string {
 	if err != nil {
 		return ""
 	}
+
 	b, err := s.bytes(ctx, d.offset, d.size)
 	if err != nil {
 		return ""
 	}
+
 	arrays := len(b) > 0
 	for len(b) >= centralBytes && bytes.HasPrefix(b, []byte(signCentral)) {
 		le := binary.LittleEndian
@@ -121,6 +128,7 @@ func otherArchive(ctx context.Context, s *source) string {
 		if total > len(b) {
 			return ""
 		}
+
 		name := string(b[centralBytes:][:n])
 		_, rest, _ := strings.Cut(name, "/")
 		switch {
@@ -129,9 +137,11 @@ func otherArchive(ctx context.Context, s *source) string {
 		case rest == "archive_format", name == "archive_format", name == "serialized_exported_program.json":
 			return "an exported program of torch.export"
 		}
+
 		arrays = arrays && strings.HasSuffix(name, ".npy")
 		b = b[total:]
 	}
+
 	if arrays && len(b) == 0 {
 		return "a NumPy archive (.npz)"
 	}
@@ -143,14 +153,17 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r := a.byName[recordPickle]
 	if r == nil {
 		return nil, fmt.Errorf("%w: no record %q", ErrMalformed, recordPickle)
 	}
+
 	data, err := a.content(ctx, r, maxPickle)
 	if err != nil {
 		return nil, err
 	}
+
 	root, err := decode(ctx, data, a.storage)
 	if err != nil {
 		return nil, err
@@ -268,14 +281,17 @@ func newSource(ctx context.Context, read ReadFunc, size int64) (*source, error) 
 	if size < 0 {
 		return nil, fmt.Errorf("%w: a size of %d", errBounds, size)
 	}
+
 	head, tail := size, int64(0)
 	if size > smallFile {
 		head, tail = endBytes, endBytes
 	}
+
 	var err error
 	if s.head, err = s.fetch(ctx, 0, head); err != nil {
 		return nil, err
 	}
+
 	s.tail, err = s.fetch(ctx, size-tail, tail)
 	return s, err
 }
@@ -288,6 +304,7 @@ func (s *source) bytes(ctx context.Context, off, n int64) ([]byte, error) {
 	if off+n <= int64(len(s.head)) {
 		return s.head[off : off+n], nil
 	}
+
 	if from := s.size - int64(len(s.tail)); off >= from {
 		return s.tail[off-from : off-from+n], nil
 	}

@@ -60,6 +60,7 @@ func Lay(root any) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	z := &zipLayout{}
 	z.known(recordPickle, data)
 	z.known(recordFormat, []byte("1"))
@@ -68,6 +69,7 @@ func Lay(root any) (*Layout, error) {
 	for i, s := range w.storages {
 		z.storage(fmt.Sprint(recordStorages, i), s)
 	}
+
 	z.known(recordVersion, []byte("3\n"))
 	z.finish()
 	return &Layout{Parts: z.parts, Size: z.at}, nil
@@ -89,6 +91,7 @@ func Marshal(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out := make([]byte, 0, l.Size)
 	for _, p := range l.Parts {
 		switch {
@@ -104,6 +107,7 @@ func Marshal(v any) ([]byte, error) {
 			out = append(out, p.Literal...)
 		}
 	}
+
 	return out, nil
 }
 
@@ -172,14 +176,17 @@ func (w *tensorWriter) replace(v any) (any, bool) {
 	default:
 		return nil, false
 	}
+
 	if out, ok := w.seen[v]; ok {
 		return out, true
 	}
+
 	var err error
 	if c.bytes, err = tensor.NumBytes(s.DType, s.Shape); err != nil {
 		w.fail(fmt.Errorf("%w: tensor of %v: %w", ErrValue, s.Shape, err))
 		return nil, true
 	}
+
 	key := w.storage(s, c)
 	out := w.call(s, strconv.Itoa(key), c.bytes)
 	w.seen[v] = out
@@ -192,9 +199,11 @@ func (w *tensorWriter) storage(s *Slot, c content) int {
 	if s.Same != nil {
 		c.slot = s.Same
 	}
+
 	if n, ok := w.keys[c.slot]; ok {
 		return n
 	}
+
 	n := len(w.storages)
 	if c.slot != nil {
 		w.keys[c.slot] = n
@@ -210,16 +219,19 @@ func (w *tensorWriter) call(s *Slot, key string, bytes int64) any {
 	if typed {
 		class, count = thing("torch", name), bytes/int64(s.DType.Size())
 	}
+
 	id := pickle.PersistentID{ID: value.Tuple{"storage", class, key, "cpu", count}}
 	shape, strides := make(value.Tuple, len(s.Shape)), make(value.Tuple, len(s.Shape))
 	for d, stride := range tensor.RowMajor(s.Shape) {
 		shape[d], strides[d] = s.Shape[d], stride
 	}
+
 	args := value.Tuple{id, int64(0), shape, strides, s.RequiresGrad && !s.Parameter, hooks()}
 	fn := "_rebuild_tensor_v2"
 	if !typed {
 		fn, args = "_rebuild_tensor_v3", append(args, thing("torch", s.DType.String()))
 	}
+
 	out := w.rebuild(fn, args)
 	if !s.Parameter {
 		return out
@@ -273,6 +285,7 @@ func (w *tensorWriter) refuses(o *value.Object) bool {
 	if o == nil || w.own[o] {
 		return false
 	}
+
 	switch {
 	case makesTensor(o.Module, o.Name):
 		w.fail(fmt.Errorf("%w: %w: %s of %s", ErrValue, pickle.ErrUnknownClass, o.QualifiedName(), unknownTensor(o)))
@@ -281,6 +294,7 @@ func (w *tensorWriter) refuses(o *value.Object) bool {
 	default:
 		return false
 	}
+
 	return true
 }
 

@@ -81,6 +81,7 @@ func (r *laid) zip64(b []byte) []byte {
 	if !r.wide() {
 		return b
 	}
+
 	le := binary.LittleEndian
 	var f []byte
 	if r.size >= math.MaxUint32 {
@@ -137,12 +138,14 @@ func (z *zipLayout) storage(name string, c content) {
 		z.append(r.descriptor(nil))
 		return
 	}
+
 	z.parts = append(z.parts, Part{Length: c.bytes, Slot: c.slot, Pass: func(p []byte, from int64) {
 		if from == 0 {
 			r.crc = 0
 		}
 		r.crc = crc32.Update(r.crc, crc32.IEEETable, p)
 	}})
+
 	if c.bytes > 0 {
 		z.late = r
 	}

@@ -50,26 +50,32 @@ func openLegacy(ctx context.Context, s *source) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	f := &File{Legacy: true, PickleOffset: at}
 	if _, at, err = l.next(ctx, at, l.note); err != nil {
 		return nil, fmt.Errorf("value: %w", err)
 	}
+
 	f.PickleEnd = at
 	data, err := s.bytes(ctx, f.PickleOffset, f.PickleEnd-f.PickleOffset)
 	if err != nil {
 		return nil, err
 	}
+
 	keys, at, err := l.next(ctx, at, nil)
 	if err != nil {
 		return nil, fmt.Errorf("keys of the storages: %w", err)
 	}
+
 	if err := l.locate(ctx, keys, at); err != nil {
 		return nil, err
 	}
+
 	f.Unsummed = int64(len(data))
 	for _, p := range l.places {
 		f.Unsummed += p.end - p.offset
 	}
+
 	f.Root, err = decode(ctx, data, l.storage)
 	if err != nil {
 		return nil, err
@@ -87,6 +93,7 @@ func (l *stream) checkStart(ctx context.Context) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	protocol, at, err := l.next(ctx, at, nil)
 	if err != nil {
 		return 0, err
@@ -94,10 +101,12 @@ func (l *stream) checkStart(ctx context.Context) (int64, error) {
 	if protocol != any(int64(legacyProtocol)) {
 		return 0, fmt.Errorf("%w: protocol %v", ErrVersion, protocol)
 	}
+
 	machine, at, err := l.next(ctx, at, nil)
 	if err != nil {
 		return 0, err
 	}
+
 	m, ok := machine.(map[string]any)
 	if little, isBool := m["little_endian"].(bool); !ok || isBool && !little {
 		return 0, fmt.Errorf("%w: %v", ErrByteOrder, m["little_endian"])
@@ -118,6 +127,7 @@ func (l *stream) next(ctx context.Context, at int64, persistent func(id any) (an
 		if err != nil {
 			return nil, 0, err
 		}
+
 		v, used, err := pickle.DecodePrefix(b, o)
 		switch {
 		case err == nil:
@@ -151,27 +161,33 @@ func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 	if !ok || len(list) > maxRecords {
 		return fmt.Errorf("%w: keys of the storages", ErrMalformed)
 	}
+
 	for _, k := range list {
 		key, _ := k.(string)
 		id := l.ids[key]
 		if _, twice := l.places[key]; id == nil || twice {
 			return fmt.Errorf("%w: key %v", errStorage, k)
 		}
+
 		b, err := l.src.bytes(ctx, at, 8)
 		if err != nil {
 			return fmt.Errorf("storage %q: %w", key, err)
 		}
+
 		n := int64(binary.LittleEndian.Uint64(b))
 		if n < 0 || n > math.MaxInt64/int64(id.dtype.Size()) || n*int64(id.dtype.Size()) != id.bytes {
 			return fmt.Errorf("%w: storage %q should have %d bytes, but says it has %d elements of %v", errStorage, key, id.bytes, n, id.dtype)
 		}
+
 		at += 8
 		if id.bytes > l.src.size-at {
 			return fmt.Errorf("%w: storage %q has %d bytes at %d of %d", errBounds, key, id.bytes, at, l.src.size)
 		}
+
 		l.places[key] = place{at, at + id.bytes}
 		at += id.bytes
 	}
+
 	if at != l.src.size {
 		return fmt.Errorf("%w: %d bytes after the last storage", ErrMalformed, l.src.size-at)
 	}
@@ -185,10 +201,12 @@ func (l *stream) storage(id any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	at, ok := l.places[p.key]
 	if !ok {
 		return nil, fmt.Errorf("%w: no storage %q", errStorage, p.key)
 	}
+
 	s := &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: at.offset, End: at.end}
 	if p.view[0] == nil {
 		return s, nil
@@ -201,6 +219,7 @@ func (s *Storage) part(view any) (*Storage, error) {
 	if !ok || len(t) != 3 {
 		return nil, fmt.Errorf("%w: part of storage %q", errStorage, s.Key)
 	}
+
 	from, ok1 := t[1].(int64)
 	count, ok2 := t[2].(int64)
 	size := int64(s.DType.Size())
@@ -208,6 +227,7 @@ func (s *Storage) part(view any) (*Storage, error) {
 	if !ok1 || !ok2 || from < 0 || count < 0 || from > room || count > room-from {
 		return nil, fmt.Errorf("%w: part %v of storage %q, which has %d elements", errStorage, t[1:], s.Key, room)
 	}
+
 	p := *s
 	p.Offset = s.Offset + from*size
 	p.End = p.Offset + count*size

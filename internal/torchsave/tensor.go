@@ -80,13 +80,16 @@ func (t *Tensor) Read(ctx context.Context, read ReadFunc) (*tensor.Tensor, error
 			return nil, err
 		}
 	}
+
 	if err := t.Sum.check(ctx, read, t.Offset, data); err != nil {
 		return nil, err
 	}
+
 	t.Resolve(data)
 	if t.Contiguous() {
 		return tensor.FromBytes(t.DType, t.Shape, data)
 	}
+
 	v, err := tensor.FromStrided(t.DType, t.Shape, t.Strides, 0, data)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errView, err)
@@ -130,6 +133,7 @@ func (s *Sum) check(ctx context.Context, read ReadFunc, off int64, p []byte) err
 	if s == nil {
 		return nil
 	}
+
 	crc := uint32(0)
 	if n := s.End - s.Offset; off == s.Offset && int64(len(p)) == n {
 		crc = crc32.ChecksumIEEE(p)
@@ -143,6 +147,7 @@ func (s *Sum) check(ctx context.Context, read ReadFunc, off int64, p []byte) err
 			crc = crc32.Update(crc, crc32.IEEETable, buf)
 		}
 	}
+
 	if crc != s.CRC {
 		return fmt.Errorf("%w: %q", errChecksum, s.Record)
 	}
@@ -182,6 +187,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	if !ok || len(t) != parts || t[0] != any("storage") {
 		return nil, fmt.Errorf("%w: persistent id of another kind", errStorage)
 	}
+
 	class, ok1 := t[1].(*value.Object)
 	key, ok2 := t[2].(string)
 	_, ok3 := t[3].(string)
@@ -189,6 +195,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
 		return nil, fmt.Errorf("%w: persistent id with other items", errStorage)
 	}
+
 	out := &storageID{class: class, key: key, view: t[5:]}
 	if out.dtype, out.untyped, ok = storageType(class); !ok {
 		return nil, fmt.Errorf("%w: class %s of storage %q", errStorage, class.QualifiedName(), key)
@@ -196,6 +203,7 @@ func parseID(id any, parts int) (*storageID, error) {
 	if count < 0 || count > math.MaxInt64/int64(out.dtype.Size()) {
 		return nil, fmt.Errorf("%w: storage %q of %d elements", errStorage, key, count)
 	}
+
 	out.bytes = count * int64(out.dtype.Size())
 	return out, nil
 }
@@ -207,10 +215,12 @@ func storageType(class *value.Object) (d tensor.DType, untyped, ok bool) {
 	default:
 		return tensor.Invalid, false, false
 	}
+
 	switch class.Name {
 	case "UntypedStorage", "_UntypedStorage":
 		return tensor.Uint8, true, true
 	}
+
 	d, ok = storageTypes[class.Name]
 	return d, false, ok
 }
@@ -221,6 +231,7 @@ func (a *archive) storage(id any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r := a.byName[recordStorages+p.key]
 	if r == nil {
 		return nil, fmt.Errorf("%w: no record %q", errStorage, recordStorages+p.key)
@@ -257,6 +268,7 @@ func constructs() map[string]pickle.Construct {
 			return &value.Object{Module: qualified[:dot], Name: qualified[dot+1:], Call: true, Args: args, Kwargs: kwargs}, nil
 		}
 	}
+
 	return out
 }
 
@@ -266,10 +278,12 @@ func rebuildTensor(args value.Tuple) (*Tensor, error) {
 	if len(args) != 4 && len(args) != 6 && len(args) != 7 {
 		return nil, nil
 	}
+
 	s, ok := args[0].(*Storage)
 	if !ok || s.untyped {
 		return nil, nil
 	}
+
 	t, err := view(s, s.DType, args[1:4])
 	if err == nil && len(args) > 4 {
 		t.RequiresGrad, _ = args[4].(bool)
@@ -292,15 +306,18 @@ func rebuildUntyped(args value.Tuple) (*Tensor, error) {
 	if len(args) != 7 && len(args) != 8 {
 		return nil, nil
 	}
+
 	s, ok1 := args[0].(*Storage)
 	name, ok2 := args[6].(*value.Object)
 	if !ok1 || !ok2 || name.Call || name.Module != "torch" {
 		return nil, nil
 	}
+
 	d, err := tensor.ParseDType(name.Name)
 	if err != nil {
 		return nil, nil // an unsupported type
 	}
+
 	t, err := view(s, d, args[1:4])
 	if err == nil {
 		t.RequiresGrad, _ = args[4].(bool)
@@ -314,10 +331,12 @@ func rebuildParameter(args value.Tuple) (*Tensor, error) {
 	if len(args) != 3 && len(args) != 4 {
 		return nil, nil
 	}
+
 	data, ok := args[0].(*Tensor)
 	if !ok {
 		return nil, nil
 	}
+
 	t := *data
 	t.Parameter = true
 	t.RequiresGrad, _ = args[1].(bool)
@@ -331,23 +350,27 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 	if len(args) != 4 {
 		return nil, nil
 	}
+
 	fn, ok1 := args[0].(*value.Object)
 	class, ok2 := args[1].(*value.Object)
 	inner, ok3 := args[2].(value.Tuple)
 	if !ok1 || !ok2 || !ok3 || fn.Call || class.Call {
 		return nil, nil
 	}
+
 	switch class.QualifiedName() {
 	case "torch.Tensor", "torch._tensor.Tensor":
 	default:
 		return nil, nil
 	}
+
 	switch fn.QualifiedName() {
 	case "torch._utils._rebuild_tensor_v2":
 		return rebuildTensor(inner)
 	case "torch._utils._rebuild_tensor_v3":
 		return rebuildUntyped(inner)
 	}
+
 	return nil, nil
 }
 
@@ -359,10 +382,12 @@ func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
 	if !ok1 || !ok2 || !ok3 {
 		return nil, fmt.Errorf("%w: of storage %q: offset, size and strides are not integers, or too many", errView, s.Key)
 	}
+
 	t := &Tensor{DType: d, Shape: shape, Strides: strides, StorageKey: s.Key, End: s.End, Sum: s.Sum}
 	if err := t.checkInside(offset, s.numBytes()/int64(d.Size())); err != nil {
 		return nil, fmt.Errorf("%w: of storage %q: %w", errView, s.Key, err)
 	}
+
 	t.Offset = s.Offset + offset*int64(d.Size())
 	return t, nil
 }
@@ -374,6 +399,7 @@ func (t *Tensor) checkInside(offset, room int64) error {
 	if err != nil {
 		return err
 	}
+
 	if _, err := tensor.NumBytes(t.DType, t.Shape); err != nil {
 		return err
 	}
@@ -383,6 +409,7 @@ func (t *Tensor) checkInside(offset, room int64) error {
 	if offset < 0 || offset > room {
 		return fmt.Errorf("offset %d of %d elements", offset, room)
 	}
+
 	last := offset
 	for i, st := range t.Strides {
 		if st < 0 {
@@ -394,8 +421,10 @@ func (t *Tensor) checkInside(offset, room int64) error {
 		if t.Shape[i]-1 > (math.MaxInt64-last)/st {
 			return fmt.Errorf("shape %v by strides %v overflows", t.Shape, t.Strides)
 		}
+
 		last += (t.Shape[i] - 1) * st
 	}
+
 	if n > 0 && last >= room {
 		return fmt.Errorf("shape %v by strides %v from %d on, of %d elements", t.Shape, t.Strides, offset, room)
 	}
@@ -408,6 +437,7 @@ func Sizes(v any) ([]int64, bool) {
 	if o, ok := v.(*value.Object); ok && o.Call && o.QualifiedName() == "torch.Size" && len(o.Args) == 1 {
 		v = o.Args[0]
 	}
+
 	var list []any
 	switch l := v.(type) {
 	case value.Tuple:
@@ -417,9 +447,11 @@ func Sizes(v any) ([]int64, bool) {
 	default:
 		return nil, false
 	}
+
 	if len(list) > tensor.MaxDims { // tensors may share the tuple, and each copies it
 		return nil, false
 	}
+
 	out := make([]int64, len(list))
 	for i, e := range list {
 		n, ok := e.(int64)
@@ -428,6 +460,7 @@ func Sizes(v any) ([]int64, bool) {
 		}
 		out[i] = n
 	}
+
 	return out, true
 }
 
@@ -509,6 +542,7 @@ func (t *Tensor) setMetadata(v any) bool {
 	if !ok {
 		return false
 	}
+
 	for name, on := range flags {
 		switch {
 		case !on:
@@ -520,6 +554,7 @@ func (t *Tensor) setMetadata(v any) bool {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -552,6 +587,7 @@ func flagsOf(v any) (map[string]bool, bool) {
 	default:
 		return nil, false
 	}
+
 	return out, true
 }
 
@@ -615,18 +651,22 @@ func (m *materialiser) tensor(t *Tensor) (any, error) {
 	if out := m.made[t]; out != nil {
 		return out, nil
 	}
+
 	n := t.NumBytes()
 	if !t.Contiguous() {
 		n = max(n, t.Span())
 	}
+
 	if n > m.room {
 		return nil, fmt.Errorf("%w: tensor %v of %v inside of a value: %d bytes, and %d are allowed", errLimit, t.Shape, t.DType, n, m.room)
 	}
+
 	m.room -= n
 	x := *t
 	if x.Sum != nil && m.good[x.Sum.Offset] {
 		x.Sum = nil
 	}
+
 	out, err := x.Read(m.ctx, m.read)
 	if err == nil && t.Sum != nil {
 		m.good[t.Sum.Offset] = true

@@ -73,6 +73,7 @@ func (r *Reader) longUvarint() uint64 {
 	if r.err != nil {
 		return 0
 	}
+
 	v, n := binary.Uvarint(r.b[r.off:])
 	switch {
 	case n == 0:
@@ -85,6 +86,7 @@ func (r *Reader) longUvarint() uint64 {
 		r.Fail("a varint with needless bytes")
 		return 0
 	}
+
 	r.off += n
 	return v
 }
@@ -171,6 +173,7 @@ func (r *Reader) Raw(n int) []byte {
 		r.Fail("%d bytes wanted, %d left", n, len(r.b)-r.off)
 		return nil
 	}
+
 	p := r.b[r.off : r.off+n : r.off+n]
 	r.off += n
 	return p

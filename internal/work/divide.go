@@ -9,10 +9,12 @@ func Divide(sizes []int64, parts int) []int {
 	if parts < 2 {
 		return out
 	}
+
 	var least, left int64
 	for _, n := range sizes {
 		least, left = max(least, n), left+n
 	}
+
 	limit := left
 	for least < limit { // the smallest limit for which the pieces suffice, by bisection
 		if mid := least + (limit-least)/2; pieces(sizes, mid)[0] <= parts {
@@ -21,6 +23,7 @@ func Divide(sizes []int64, parts int) []int {
 			least = mid + 1
 		}
 	}
+
 	need := pieces(sizes, limit)
 	piece, sum := 0, int64(0)
 	for i, n := range sizes {
@@ -32,9 +35,11 @@ func Divide(sizes []int64, parts int) []int {
 			left -= sum
 			piece, sum = piece+1, 0
 		}
+
 		sum += n
 		out[i] = piece
 	}
+
 	return out
 }
 
@@ -49,5 +54,6 @@ func pieces(sizes []int64, limit int64) []int {
 		}
 		out[i] = out[end] + 1
 	}
+
 	return out
 }

@@ -113,11 +113,13 @@ func (s *buffers) take(size int) []byte {
 func (s *buffers) give(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	size := len(b)
 	s.usage.Lent -= int64(size)
 	if int64(size) > s.keep {
 		return
 	}
+
 	for other := range s.bySize {
 		for other != size && s.usage.Kept+int64(size) > s.keep {
 			if s.pop(other) == nil {
@@ -125,9 +127,11 @@ func (s *buffers) give(b []byte) {
 			}
 		}
 	}
+
 	if s.usage.Kept+int64(size) > s.keep {
 		return
 	}
+
 	s.bySize[size] = append(s.bySize[size], b)
 	s.usage.Kept += int64(size)
 }
@@ -138,6 +142,7 @@ func (s *buffers) pop(size int) []byte {
 	if len(l) == 0 {
 		return nil
 	}
+
 	b := l[len(l)-1]
 	l[len(l)-1] = nil
 	s.bySize[size] = l[:len(l)-1]

@@ -25,6 +25,7 @@ func Each(ctx context.Context, n, limit int, fn func(ctx context.Context, i int)
 		}
 		g.Go(Guard(func() error { return fn(gctx, i) }))
 	}
+
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -64,6 +65,7 @@ func (p *Share) Add(n int64) {
 func (p *Share) share(n int64) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.moved = min(p.moved+n, p.Total)
 	share := p.Plan
 	if p.moved < p.Total {
@@ -71,6 +73,7 @@ func (p *Share) share(n int64) int64 {
 		q, _ := bits.Div64(hi, lo, uint64(p.Total))
 		share = int64(q)
 	}
+
 	n = share - p.told
 	p.told = share
 	return n
