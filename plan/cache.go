@@ -59,16 +59,19 @@ func (c *Cache) Local(p *SavePlan, options string) (*SavePlan, error) {
 	if c.begun {
 		c.final = nil // the coordinator may have made another final plan
 	}
+
 	c.begun = true
 	print, err := fingerprint(p, options)
 	if err != nil {
 		return nil, err
 	}
+
 	old := c.sizes
 	c.sizes = sizes(nil).with(p)
 	if c.final != nil && print == c.print {
 		return &SavePlan{Unchanged: true, Fingerprint: print, Values: p.Values, Items: old.changed(p)}, nil
 	}
+
 	q := *p
 	q.Fingerprint = print
 	c.print, c.final = print, nil
@@ -87,6 +90,7 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 		c.md = resize(c.md, sent, c.writers)
 		return answers(sent, c.finals, c.finals), c.md, nil
 	}
+
 	full := c.merge(sent)
 	finals, md, err := plan(full)
 	if err != nil {
@@ -95,6 +99,7 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 	if len(finals) != len(sent) {
 		return nil, nil, fmt.Errorf("%w: %d final plans for %d ranks", ErrProtocol, len(finals), len(sent))
 	}
+
 	old := c.finals
 	c.locals, c.resized = full, make([]sizes, len(full))
 	c.finals, c.writers, c.md = finals, writersOf(finals), md
@@ -116,6 +121,7 @@ func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 			c.resized[r] = c.resized[r].with(p)
 		}
 	}
+
 	return changed, nil
 }
 
@@ -181,10 +187,12 @@ func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 	for i := range q.Items {
 		q.Items[i].Size = 0
 	}
+
 	b, err := SavePlanCodec{}.Encode(&q)
 	if err != nil {
 		return Fingerprint{}, err
 	}
+
 	h := sha256.New()
 	fmt.Fprintf(h, "%d:%s", len(options), options)
 	h.Write(b)
@@ -229,10 +237,12 @@ func (s sizes) applied(p *SavePlan) *SavePlan {
 		if it.Kind != KindBytes {
 			continue
 		}
+
 		size, ok := s[it.FQN()]
 		if !ok || size == it.Size {
 			continue
 		}
+
 		if q == p {
 			c := *p
 			c.Items = slices.Clone(p.Items)
@@ -240,6 +250,7 @@ func (s sizes) applied(p *SavePlan) *SavePlan {
 		}
 		q.Items[i].Size = size
 	}
+
 	return q
 }
 
@@ -266,11 +277,13 @@ func resize(md *meta.Metadata, sent []*SavePlan, writers map[string]int) *meta.M
 			if w, ok := writers[it.FQN()]; !ok || w != r {
 				continue
 			}
+
 			if out == md {
 				c := *md
 				c.Entries = slices.Clone(md.Entries)
 				out = &c
 			}
+
 			if e, ok := out.Find(it.FQN()); ok && e.Bytes != nil {
 				b := *e.Bytes
 				b.Size = it.Size
@@ -278,5 +291,6 @@ func resize(md *meta.Metadata, sent []*SavePlan, writers map[string]int) *meta.M
 			}
 		}
 	}
+
 	return out
 }

@@ -41,6 +41,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 		c.known.mu.RLock() // once for the whole plan
 		defer c.known.mu.RUnlock()
 	}
+
 	w := wire.Writer{B: make([]byte, 0, 64+64*len(p.Items))}
 	w.Byte(codecVersion)
 	w.Bool(p.Unchanged)
@@ -48,14 +49,17 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 	w.Bytes(p.PlannerData)
 	w.Bytes(p.StorageData)
 	w.Uvarint(uint64(len(p.Absent)))
+
 	for _, fqn := range p.Absent {
 		w.String(fqn)
 	}
+
 	w.Uvarint(uint64(len(p.Values)))
 	for _, v := range p.Values {
 		w.String(v.FQN)
 		w.U64(v.Hash)
 	}
+
 	w.Uvarint(uint64(len(p.Items)))
 	var last *Info
 	for i := range p.Items {
@@ -63,6 +67,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 		if it.Info == nil || len(it.Box.Offsets) != len(it.Box.Sizes) {
 			return nil, fmt.Errorf("%w: item %d of the plan has no description or no box", ErrProtocol, i)
 		}
+
 		w.Bool(it.Info == last)
 		if it.Info != last {
 			c.encodeInfo(&w, it.Info)
@@ -70,6 +75,7 @@ func (c SavePlanCodec) Encode(p *SavePlan) ([]byte, error) {
 		}
 		encodeItem(&w, it)
 	}
+
 	return w.B, nil
 }
 
@@ -84,6 +90,7 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 	w.Byte(byte(it.Kind))
 	w.Varint(int64(it.Hint))
 	w.Uvarint(uint64(it.Size))
+
 	flags := uint64(it.Alias) << 2
 	if it.Replicated {
 		flags |= flagReplicated
@@ -91,6 +98,7 @@ func encodeItem(w *wire.Writer, it *WriteItem) {
 	if it.MayDiffer {
 		flags |= flagMayDiffer
 	}
+
 	w.Uvarint(flags)
 	encodeInts(w, it.Box.Offsets)
 	for _, n := range it.Box.Sizes {
@@ -118,12 +126,14 @@ func encodeRecord(w *wire.Writer, in *Info) {
 	if in.Path != nil {
 		w.Uvarint(uint64(len(in.Path)))
 	}
+
 	for _, s := range in.Path {
 		w.Bool(s.List)
 		w.Bool(s.Int)
 		w.String(s.Key)
 		w.Varint(int64(s.Pos))
 	}
+
 	w.Byte(byte(in.DType))
 	w.Bool(in.RequiresGrad)
 	w.Bool(in.PinMemory)
@@ -148,24 +158,29 @@ func (c SavePlanCodec) Decode(b []byte) (*SavePlan, error) {
 	}
 	c.known.mu.RLock() // once for the whole plan
 	defer c.known.mu.RUnlock()
+
 	r := wire.NewReader(b)
 	checkVersion(r)
 	p := &SavePlan{Unchanged: r.Bool()}
 	copy(p.Fingerprint[:], r.Raw(len(p.Fingerprint)))
 	p.PlannerData = append([]byte(nil), r.Bytes()...)
 	p.StorageData = append([]byte(nil), r.Bytes()...)
+
 	for range r.Count(1) {
 		p.Absent = append(p.Absent, r.String())
 	}
+
 	for range r.Count(9) {
 		p.Values = append(p.Values, ValueHash{FQN: r.String(), Hash: r.U64()})
 	}
+
 	n := r.Count(minItemBytes)
 	p.Items = make([]WriteItem, 0, n)
 	d := itemDecoder{ints: ints{r: r}, known: c.known}
 	for range n {
 		p.Items = append(p.Items, d.item())
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("save plan: %w", err)
 	}
@@ -193,18 +208,22 @@ func (d *itemDecoder) item() WriteItem {
 	if !r.Bool() {
 		d.last = d.info(r.Bytes())
 	}
+
 	if d.last == nil {
 		r.Fail("the first item has no description")
 		return WriteItem{}
 	}
+
 	it := WriteItem{Info: d.last, Kind: Kind(r.Byte()), Hint: decodeHint(r), Size: r.Size()}
 	flags := r.Uvarint()
 	if flags>>2 > math.MaxInt32 {
 		r.Fail("alias %d does not fit in 31 bits", flags>>2)
 	}
+
 	it.Alias, it.Replicated, it.MayDiffer = int32(flags>>2), flags&flagReplicated != 0, flags&flagMayDiffer != 0
 	n := r.CountMax(tensor.MaxDims)
 	it.Box = tensor.Box{Offsets: d.take(n), Sizes: d.take(n)}
+
 	if r.Err() == nil {
 		if err := it.Check(); err != nil {
 			r.Fail("%w", err)
@@ -219,6 +238,7 @@ func (d *itemDecoder) info(record []byte) *Info {
 	if in, ok := d.known.infos[string(record)]; ok {
 		return in
 	}
+
 	r := wire.NewReader(record)
 	in := decodeInfo(r)
 	if err := r.Done(); err != nil {
@@ -251,6 +271,7 @@ func decodeInfo(r *wire.Reader) *Info {
 			in.Path = append(in.Path, decodeStep(r))
 		}
 	}
+
 	in.DType = tensor.DType(r.Byte())
 	in.RequiresGrad = r.Bool()
 	in.PinMemory = r.Bool()
@@ -297,14 +318,17 @@ func (d *ints) take(n int) []int64 {
 		d.r.Fail("%d numbers in %d bytes", n, d.r.Len())
 		return nil
 	}
+
 	if len(d.slab) < n {
 		d.slab = make([]int64, max(n, min(4096, d.r.Len())))
 	}
+
 	out := d.slab[:n:n]
 	d.slab = d.slab[n:]
 	for i := range out {
 		out[i] = d.r.Varint()
 	}
+
 	return out
 }
 
@@ -318,6 +342,7 @@ func (LoadPlanCodec) Encode(p *LoadPlan) ([]byte, error) {
 	w.Bytes(p.PlannerData)
 	w.Bytes(p.StorageData)
 	w.Uvarint(uint64(len(p.Items)))
+
 	for i := range p.Items {
 		it := &p.Items[i]
 		w.Byte(byte(it.Kind))
@@ -327,6 +352,7 @@ func (LoadPlanCodec) Encode(p *LoadPlan) ([]byte, error) {
 		encodeInts(&w, it.SourceOffsets)
 		encodeInts(&w, it.Lengths)
 	}
+
 	return w.B, nil
 }
 
@@ -351,6 +377,7 @@ func (LoadPlanCodec) Decode(b []byte) (*LoadPlan, error) {
 	for range n {
 		p.Items = append(p.Items, d.item())
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("load plan: %w", err)
 	}
@@ -379,6 +406,7 @@ func (d *ints) item() ReadItem {
 			r.Fail("%q: %v", it.Dest.FQN, err)
 		}
 	}
+
 	return it
 }
 
@@ -410,6 +438,7 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 		w.Uvarint(uint64(c.Rows[0]))
 		w.Uvarint(uint64(c.Rows[1]))
 		w.Uvarint(uint64(c.Reader))
+
 		same := slices.Equal(c.To, last.To)
 		w.Bool(same)
 		if !same {
@@ -420,6 +449,7 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 		}
 		last = c
 	}
+
 	w.Uvarint(uint64(len(s.Strips)))
 	for i := range s.Strips {
 		c := &s.Strips[i]
@@ -427,6 +457,7 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 		encodeInts(&w, c.Offsets)
 		encodeInts(&w, c.Lengths)
 		w.Uvarint(uint64(len(c.Parts)))
+
 		for _, p := range c.Parts {
 			w.Uvarint(uint64(p.ID))
 			w.Uvarint(uint64(p.To))
@@ -434,6 +465,7 @@ func (SharedReadsCodec) Encode(s *SharedReads) ([]byte, error) {
 			encodeInts(&w, p.Lengths)
 		}
 	}
+
 	return w.B, nil
 }
 
@@ -462,8 +494,10 @@ func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 				last.To = append(last.To, r.CountMax(math.MaxInt32))
 			}
 		}
+
 		s.Pieces = append(s.Pieces, last)
 	}
+
 	d := ints{r: r}
 	for range r.Count(minStripBytes) {
 		c := Strip{Source: d.index(), Offsets: d.list(), Lengths: d.list()}
@@ -472,6 +506,7 @@ func (SharedReadsCodec) Decode(b []byte) (*SharedReads, error) {
 		}
 		s.Strips = append(s.Strips, c)
 	}
+
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("shared reads: %w", err)
 	}

@@ -41,12 +41,14 @@ func flatten(s State, shallow bool, whole func(fqn string) bool) ([]leaf, error)
 	if err := f.visitMap(nil, reflect.ValueOf(s), false); err != nil {
 		return nil, err
 	}
+
 	slices.SortStableFunc(f.out, func(a, b leaf) int { return strings.Compare(a.fqn, b.fqn) })
 	for i := 1; i < len(f.out); i++ {
 		if a, b := &f.out[i-1], &f.out[i]; a.fqn == b.fqn {
 			return nil, fmt.Errorf("%w: %v and %v have the same name %q", ErrState, []meta.Step(a.path), []meta.Step(b.path), b.fqn)
 		}
 	}
+
 	return f.out, nil
 }
 
@@ -69,6 +71,7 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 		}
 		return nil
 	}
+
 	keys := m.MapKeys()
 	slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(keyText(a), keyText(b)) })
 	for _, k := range keys {
@@ -78,6 +81,7 @@ func (f *flattener) visitMap(at meta.Path, m reflect.Value, bound bool) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -85,12 +89,14 @@ func (f *flattener) visitList(at meta.Path, l reflect.Value, bound bool) error {
 	if err := checkDepth(at); err != nil {
 		return err
 	}
+
 	for i := range l.Len() {
 		set := setter(l.Type().Elem(), l.Index(i).Set)
 		if err := f.visit(append(slices.Clip(at), meta.Pos(i)), l.Index(i), set, bound); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -110,6 +116,7 @@ func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bo
 	if in != nil {
 		set, bound = in.Set, true
 	}
+
 	fqn := at.FQN()
 	switch {
 	case f.shallow:
@@ -119,6 +126,7 @@ func (f *flattener) visit(at meta.Path, v reflect.Value, set func(any) error, bo
 	case isList(v) && holds(v, isOpener, 0):
 		return f.visitList(at, v, bound)
 	}
+
 	l := leaf{fqn: fqn, path: at, set: set, bound: bound}
 	if v.IsValid() {
 		l.value = v.Interface()
@@ -182,11 +190,13 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 	if depth > MaxDepth {
 		return true
 	}
+
 	switch c.Type().Elem().Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Slice, reflect.Map, reflect.Struct:
 	default:
 		return false // numbers and strings hold no tensors
 	}
+
 	for _, e := range c.Seq2() {
 		if e = inside(e); !e.IsValid() {
 			continue
@@ -195,6 +205,7 @@ func holds(c reflect.Value, is func(reflect.Value) bool, depth int) bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -221,6 +232,7 @@ func assignable(v any, t reflect.Type) (reflect.Value, error) {
 		}
 		return reflect.Value{}, fmt.Errorf("%w: nil cannot be stored in a container of %v", ErrMismatch, t)
 	}
+
 	rv := reflect.ValueOf(v)
 	if !rv.Type().AssignableTo(t) {
 		return rv, fmt.Errorf("%w: a %T cannot be stored in a container of %v", ErrMismatch, v, t)
@@ -238,6 +250,7 @@ func Placeholders(s State) (map[string]*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out := map[string]*tensor.Tensor{}
 	for _, l := range leaves {
 		v := plain(l.value)
@@ -248,6 +261,7 @@ func Placeholders(s State) (map[string]*tensor.Tensor, error) {
 			out[l.fqn] = t
 		}
 	}
+
 	return out, nil
 }
 

@@ -58,10 +58,12 @@ func group(plans []*SavePlan) (*grouping, error) {
 	if len(plans) > 0 && plans[0] != nil {
 		room = len(plans[0].Items)
 	}
+
 	find := nameFinder{byFQN: make(map[string]int32, room), names: make([]name, 0, room), count: make([]int, 0, room)}
 	if len(plans) > 1 {
 		find.byInfo = make(map[*Info]int32, room)
 	}
+
 	total := 0
 	for r, p := range plans {
 		if err := checkPlan(p); err != nil {
@@ -70,20 +72,24 @@ func group(plans []*SavePlan) (*grouping, error) {
 		ids[r] = find.ids(p.Items, ids[max(0, r-1)])
 		total += len(p.Items)
 	}
+
 	g := &grouping{in: plans, names: find.names, byFQN: find.byFQN, hints: ids, many: make([][]bool, len(plans))} // number overwrites the hints
 	for r, p := range plans {
 		g.many[r] = make([]bool, len(p.Items))
 	}
+
 	slab := make([]ref, total)
 	for i := range g.names {
 		n := find.count[i]
 		g.names[i].refs, slab = slab[:0:n], slab[n:]
 	}
+
 	for r := range plans {
 		for i, id := range ids[r] {
 			g.names[id].refs = append(g.names[id].refs, ref{int32(r), int32(i)})
 		}
 	}
+
 	return g, nil
 }
 
@@ -95,6 +101,7 @@ func checkPlan(p *SavePlan) error {
 	if p.Unchanged {
 		return fmt.Errorf("%w: %v", ErrStale, p.Fingerprint)
 	}
+
 	for i := range p.Items {
 		it := &p.Items[i]
 		if it.Info == nil {
@@ -104,6 +111,7 @@ func checkPlan(p *SavePlan) error {
 			return fmt.Errorf("%w: %q is of kind %d and size %d", ErrProtocol, it.FQN(), it.Kind, it.Size)
 		}
 	}
+
 	return nil
 }
 
@@ -127,6 +135,7 @@ func (f *nameFinder) ids(items []WriteItem, like []int32) []int32 {
 		}
 		f.count[out[i]]++
 	}
+
 	return out
 }
 
@@ -134,6 +143,7 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 	if id, ok := f.byInfo[it.Info]; ok {
 		return id
 	}
+
 	id, ok := f.byFQN[it.Info.FQN]
 	if !ok {
 		id = int32(len(f.names))
@@ -141,6 +151,7 @@ func (f *nameFinder) id(it *WriteItem) int32 {
 		f.names = append(f.names, name{info: it.Info, kind: it.Kind})
 		f.count = append(f.count, 0)
 	}
+
 	if f.byInfo != nil {
 		f.byInfo[it.Info] = id
 	}
@@ -184,10 +195,12 @@ func GlobalWith(plans []*SavePlan, o GlobalOptions) ([]*SavePlan, *meta.Metadata
 		}
 		last = now
 	}
+
 	g, err := group(plans)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	inParallel(len(g.names), func(i int) { g.distinguish(&g.names[i]) })
 	g.tie()
 	g.assign(o.Owner)
@@ -197,9 +210,11 @@ func GlobalWith(plans []*SavePlan, o GlobalOptions) ([]*SavePlan, *meta.Metadata
 		g.number(&g.names[i])
 		g.names[i].validate()
 	})
+
 	if err := g.problems(o.Partial); err != nil {
 		return nil, nil, err
 	}
+
 	done("validate")
 	out, md := g.plans(), g.metadata()
 	done("global")
@@ -212,9 +227,11 @@ func (g *grouping) number(n *name) {
 	for _, r := range n.refs {
 		g.hints[r.rank][r.item] = -1
 	}
+
 	if n.kind != KindBytes {
 		n.boxes = make([]tensor.Box, len(n.chunks))
 	}
+
 	for i := range n.chunks {
 		o, many := n.chunks[i].owner, n.of(i)
 		g.hints[o.rank][o.item] = int32(i)
@@ -239,6 +256,7 @@ func (g *grouping) keepCopies(n *name, i int) {
 	if g.mayDiffer(n, i) {
 		return
 	}
+
 	last := n.chunks[i].owner.rank // the lowest rank
 	for _, h := range n.holders[n.chunks[i].first:n.chunks[i].end] {
 		if h.rank != last {
@@ -258,9 +276,11 @@ func (g *grouping) plans() []*SavePlan {
 				kept++
 			}
 		}
+
 		p := *g.in[r]
 		p.Absent, p.Values = nil, nil
 		p.Items = make([]WriteItem, 0, kept)
+
 		for i, h := range g.hints[r] {
 			if h >= 0 {
 				it := g.in[r].Items[i]
@@ -271,6 +291,7 @@ func (g *grouping) plans() []*SavePlan {
 				p.Items = append(p.Items, it)
 			}
 		}
+
 		out[r] = &p
 	})
 	return out
@@ -289,6 +310,7 @@ func (g *grouping) metadata() *meta.Metadata {
 		}
 		md.Entries[i] = e
 	}
+
 	slices.SortFunc(md.Entries, func(a, b meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
 	return md
 }
@@ -303,6 +325,7 @@ func inParallel(n int, fn func(i int)) {
 		}
 		return
 	}
+
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range workers {
@@ -316,6 +339,7 @@ func inParallel(n int, fn func(i int)) {
 			}
 		})
 	}
+
 	wg.Wait()
 }
 
@@ -334,6 +358,7 @@ func (g *grouping) distinguish(n *name) {
 		ascending = ascending && (i == 0 || slices.Compare(before, it.Box.Offsets) < 0)
 		before = it.Box.Offsets
 	}
+
 	n.holders = n.refs
 	switch {
 	case !agree:
@@ -348,6 +373,7 @@ func (g *grouping) distinguish(n *name) {
 	default:
 		g.cluster(n)
 	}
+
 	for i := range n.chunks {
 		c := &n.chunks[i]
 		c.owner = n.holders[c.first]
@@ -361,6 +387,7 @@ func (g *grouping) cluster(n *name) {
 	slices.SortFunc(n.holders, func(a, b ref) int {
 		return cmp.Or(compareBoxes(g.item(a).Box, g.item(b).Box), compareRefs(a, b))
 	})
+
 	for i := 0; i < len(n.holders); {
 		b := g.item(n.holders[i]).Box
 		j := i + 1
@@ -370,6 +397,7 @@ func (g *grouping) cluster(n *name) {
 		n.chunks = g.addChunk(n, n.chunks, chunk{first: int32(i), end: int32(j)})
 		i = j
 	}
+
 	slices.SortFunc(n.chunks, func(a, b chunk) int { return compareRefs(n.holders[a.first], n.holders[b.first]) })
 }
 
@@ -458,11 +486,13 @@ func (g *grouping) tie() {
 			}
 		}
 	}
+
 	for i := range g.names {
 		n := &g.names[i]
 		if n.tied != nil || n.leads {
 			continue
 		}
+
 		for _, r := range n.refs {
 			if g.item(r).Alias != 0 {
 				if g.loose == nil {
@@ -480,12 +510,14 @@ func (g *grouping) tied(n, lead *name) bool {
 	if len(n.chunks) != len(lead.chunks) {
 		return false
 	}
+
 	for i := range n.chunks {
 		a, b := n.of(i), lead.of(i)
 		if !slices.EqualFunc(a, b, func(x, y ref) bool { return x.rank == y.rank && g.item(x).Tied(g.item(y)) }) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -519,6 +551,7 @@ func (g *grouping) assign(rule OwnerRule) {
 	if g.every = rule == EveryHolder; rule != LeastLoaded {
 		return
 	}
+
 	load := make([]int64, len(g.in))
 	var waiting []shared
 	for i := range g.names {
@@ -526,6 +559,7 @@ func (g *grouping) assign(rule OwnerRule) {
 		if n.tied != nil {
 			continue // it follows the name that it is tied to
 		}
+
 		for j := range n.chunks {
 			c := &n.chunks[j]
 			if c.end-c.first > 1 && !g.mayDiffer(n, j) {
@@ -535,6 +569,7 @@ func (g *grouping) assign(rule OwnerRule) {
 			}
 		}
 	}
+
 	slices.SortStableFunc(waiting, func(a, b shared) int { return cmp.Compare(b.chunk.weight, a.chunk.weight) })
 	for _, w := range waiting {
 		for _, h := range w.holders[1:] {

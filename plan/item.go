@@ -252,12 +252,14 @@ func (r *ReadItem) Key() string {
 		k = append(k, i.FQN...)
 		k = binary.AppendVarint(k, int64(i.Hint))
 	}
+
 	for _, list := range [][]int64{r.Dest.Offset, r.Source.Offset, r.DestOffsets, r.SourceOffsets, r.Lengths} {
 		k = binary.AppendUvarint(k, uint64(len(list)))
 		for _, n := range list {
 			k = binary.AppendVarint(k, n)
 		}
 	}
+
 	return string(k)
 }
 
@@ -501,6 +503,7 @@ func joinSome(n int, separator string, text func(i int) string) string {
 		}
 		b.WriteString(text(i))
 	}
+
 	return b.String()
 }
 

@@ -81,6 +81,7 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	d.slots, d.missing = make(map[string]*Slot, len(leaves)), nil
 	filled := d.aliases(leaves)
 	p := &LoadPlan{}
@@ -92,10 +93,12 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 			errs = appendError(errs, l.fqn, l.set(nil))
 			continue
 		}
+
 		d.slots[l.fqn] = d.slotOf(l)
 		l.value = plain(l.value)
 		source := d.source(l.fqn)
 		used = append(used, source)
+
 		if filled[l.fqn] {
 			err = d.checkAlias(l, source)
 		} else {
@@ -103,9 +106,11 @@ func (d *DefaultLoad) LocalPlan() (*LoadPlan, error) {
 		}
 		errs = appendError(errs, l.fqn, err)
 	}
+
 	if len(errs) > 0 {
 		return nil, errorList(errs)
 	}
+
 	if d.RejectUnexpected {
 		p.PlannerData, err = json.Marshal(used)
 	}
@@ -125,6 +130,7 @@ func (d *DefaultLoad) aliases(leaves []leaf) map[string]bool {
 			}
 		}
 	}
+
 	out := map[string]bool{}
 	for _, same := range names {
 		first := slices.IndexFunc(same, func(fqn string) bool {
@@ -137,6 +143,7 @@ func (d *DefaultLoad) aliases(leaves []leaf) map[string]bool {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -160,6 +167,7 @@ func (d *DefaultLoad) checkAlias(l *leaf, source string) error {
 	if m, lost := d.setup.Metadata.FindMissing(source); lost {
 		return Named(source, m.Err)
 	}
+
 	e, ok := d.setup.Metadata.Find(source)
 	switch {
 	case !ok:
@@ -167,6 +175,7 @@ func (d *DefaultLoad) checkAlias(l *leaf, source string) error {
 	case e.Tensor == nil:
 		return fmt.Errorf("%w: the checkpoint has a value, the state a tensor", ErrMismatch)
 	}
+
 	t, _ := tensorOf(l.value)
 	return d.checkTensor(t, e)
 }
@@ -179,10 +188,12 @@ func (d *DefaultLoad) checkTensor(t Checkpointable, e *meta.Entry) error {
 	if s, ok := d.setup.Metadata.Scales(e); ok && t.DType() != e.Tensor.DType {
 		return fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v numbers that mean nothing without their scales %q: it is quantised. Want %[3]v and the scales, or have it dequantised by a recipe, or by the format hf with dequantize", ErrMismatch, t.DType(), e.Tensor.DType, s.FQN)
 	}
+
 	policy := d.Cast
 	if w, ok := t.(whole); ok {
 		policy = policy.Into(w.Tensor)
 	}
+
 	if err := policy.Check(e.Tensor.DType, t.DType()); err != nil {
 		return fmt.Errorf("%w: dtype: the state wants %v, the checkpoint has %v: %w", ErrMismatch, t.DType(), e.Tensor.DType, err)
 	}
@@ -223,6 +234,7 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	if m, lost := d.setup.Metadata.FindMissing(source); lost { // even if AllowMissing is set
 		return items, Named(source, m.Err)
 	}
+
 	e, ok := d.setup.Metadata.Find(source)
 	switch {
 	case !ok && d.mayMiss(l.fqn):
@@ -233,10 +245,12 @@ func (d *DefaultLoad) addLeaf(items []ReadItem, l *leaf, source string) ([]ReadI
 	case e.Tensor != nil:
 		return d.addTensor(items, l, e)
 	}
+
 	if _, ok := tensorOf(l.value); ok {
 		// Other references to the tensor would not see a replacement.
 		return items, fmt.Errorf("%w: the checkpoint has a value, the state a tensor", ErrMismatch)
 	}
+
 	if d.setup.given != nil && !l.bound {
 		return items, fmt.Errorf("%w: the planner's SetUp has copied the value out of its plan.Slot, so the caller's state would not receive what is loaded", ErrState)
 	}
@@ -255,17 +269,20 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 	if !ok {
 		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a value", ErrMismatch)
 	}
+
 	if isNil(l.value) {
 		return items, fmt.Errorf("%w: the checkpoint has a tensor, the state a nil %T", ErrMismatch, l.value)
 	}
 	if err := d.checkTensor(t, e); err != nil {
 		return items, err
 	}
+
 	shape, boxes := t.GlobalShape(), t.Boxes()
 	chunks, err := NewChunkIndex(e, len(boxes))
 	if err != nil {
 		return items, err
 	}
+
 	for i, b := range boxes {
 		if err := b.Check(shape); err != nil {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
@@ -273,11 +290,13 @@ func (d *DefaultLoad) addTensor(items []ReadItem, l *leaf, e *meta.Entry) ([]Rea
 		if err := checkMemory(t, i); err != nil && !d.AllowPlaceholders {
 			return items, fmt.Errorf("%w: %w", ErrState, err)
 		}
+
 		dest := meta.Index{FQN: l.fqn, Offset: offsetOf(b), Hint: int32(i)}
 		if items, err = chunks.Reads(items, dest, b); err != nil {
 			return items, err
 		}
 	}
+
 	return items, nil
 }
 
@@ -287,6 +306,7 @@ func (d *DefaultLoad) GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error) {
 	if !d.RejectUnexpected {
 		return plans, nil
 	}
+
 	asked := map[string]bool{}
 	for r, p := range plans {
 		var names []string
@@ -297,12 +317,14 @@ func (d *DefaultLoad) GlobalPlan(plans []*LoadPlan) ([]*LoadPlan, error) {
 			asked[n] = true
 		}
 	}
+
 	var errs []error
 	for _, e := range d.setup.Metadata.Entries {
 		if !asked[e.FQN] {
 			errs = append(errs, fmt.Errorf("%w: %q is %w", ErrMismatch, e.FQN, ErrUnexpected))
 		}
 	}
+
 	if len(errs) > 0 {
 		return nil, errorList(errs)
 	}
@@ -319,6 +341,7 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	part, err := localPart(plain(slot.Value()), it.Dest)
 	if err == nil {
 		part, err = part.Narrow(it.DestBox())
@@ -326,6 +349,7 @@ func (d *DefaultLoad) ResolveTensor(it *ReadItem) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, Named(it.Dest.FQN, err)
 	}
+
 	if d.Cast == tensor.CastAny {
 		part = part.Lossy()
 	}
@@ -348,15 +372,18 @@ func localPart(v any, at meta.Index) (*tensor.Tensor, error) {
 	if t, ok := v.(*tensor.Tensor); ok {
 		return t, nil
 	}
+
 	t, ok := v.(Checkpointable)
 	if !ok {
 		return nil, fmt.Errorf("%w: it is not a tensor on this rank", ErrState)
 	}
+
 	boxes := t.Boxes()
 	i, ok := findBox(boxes, at)
 	if !ok {
 		return nil, fmt.Errorf("%w: no part at %v on this rank", ErrState, at.Offset)
 	}
+
 	part, err := t.Part(i)
 	if err == nil && (part == nil || !slices.Equal(part.Shape(), boxes[i].Sizes)) {
 		err = fmt.Errorf("%w: part %d is %v, but its box is %v", ErrState, i, part, boxes[i])
@@ -419,6 +446,7 @@ func (s *Slot) Set(v any) error {
 func (s *Slot) update(fn func(now any) (any, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	v, err := fn(s.value)
 	if err == nil {
 		err = s.set(v)
@@ -462,10 +490,12 @@ func (s LoadSetup) SetUp(p LoadPlanner) (done func() error, err error) {
 			given[name] = &Slot{mu, v, func(v any) error { caller[name] = v; return nil }}
 		}
 	}
+
 	s.State, s.given = given, given
 	if err := p.SetUp(s); err != nil {
 		return nil, err
 	}
+
 	known := maps.Clone(given)
 	maps.Copy(known, caller)
 	return func() error { return adopt(caller, given, known) }, nil
@@ -485,13 +515,16 @@ func adopt(caller, given, known State) error {
 			inner[name] = v
 		}
 	}
+
 	if len(inner) == 0 {
 		return nil
 	}
+
 	slots, err := Flatten(caller)
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(inner)) {
 		err := fmt.Errorf("%w: the planner has assigned it in LoadSetup.State, but the state has no such name", ErrProtocol)
@@ -500,6 +533,7 @@ func adopt(caller, given, known State) error {
 		}
 		errs = appendError(errs, name, err)
 	}
+
 	if len(errs) > 0 {
 		return errorList(errs)
 	}
@@ -561,6 +595,7 @@ func (p *placer) place(s State, path meta.Path, v any) error {
 	case len(path) > MaxDepth:
 		return fmt.Errorf("%w: path of %d steps, at most %d", ErrState, len(path), MaxDepth)
 	}
+
 	_, err := p.below(s, path, v)
 	return err
 }
@@ -578,6 +613,7 @@ func (p *placer) below(node any, path meta.Path, v any) (any, error) {
 	case empty:
 		return p.inMap(map[string]any{}, path, v)
 	}
+
 	switch n := node.(type) {
 	case []any:
 		if path[0].List {
@@ -588,6 +624,7 @@ func (p *placer) below(node any, path meta.Path, v any) (any, error) {
 			return p.inMap(n, path, v)
 		}
 	}
+
 	return nil, fmt.Errorf("%w: %v leads through a %T", ErrState, []meta.Step(path), node)
 }
 
@@ -605,14 +642,17 @@ func (p *placer) inList(l []any, path meta.Path, v any) (any, error) {
 	if pos < 0 || pos >= len(l)+p.room {
 		return nil, fmt.Errorf("%w: position %d of a list of %d", ErrState, pos, len(l))
 	}
+
 	for len(l) <= pos {
 		l = append(l, p.pad)
 		p.room--
 	}
+
 	child, err := p.below(l[pos], path[1:], v)
 	if err != nil {
 		return nil, err
 	}
+
 	l[pos] = child
 	return l, nil
 }
@@ -632,6 +672,7 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 	if err := md.CheckWhole(want); err != nil {
 		return nil, err
 	}
+
 	s := State{}
 	p := placer{room: len(md.Entries) + maxGaps, pad: gap{}}
 	inside, ties, tied := md.Inside(), md.Ties(), map[string]any{}
@@ -640,10 +681,12 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 		if want != nil && !want(e.FQN) {
 			continue
 		}
+
 		path := pathOf(e)
 		if in, ok := inside[e.FQN]; ok && (want == nil || want(in)) {
 			path = meta.Path{meta.Key(e.FQN)}
 		}
+
 		first := cmp.Or(ties[e.FQN], e.FQN)
 		v, err := tied[first], error(nil)
 		if v == nil {
@@ -657,6 +700,7 @@ func NewState(md *meta.Metadata, want func(fqn string) bool) (State, error) {
 			return nil, Named(e.FQN, err)
 		}
 	}
+
 	return s, nil
 }
 
@@ -700,6 +744,7 @@ func ResolveRefs(s State, md *meta.Metadata) {
 		if !ok {
 			return nil, false, nil
 		}
+
 		if e, found := md.Find(ref.FQN); found && e.Tensor != nil {
 			path := pathOf(e)
 			if _, ok := inside[e.FQN]; ok {
@@ -710,6 +755,7 @@ func ResolveRefs(s State, md *meta.Metadata) {
 				return at.value, true, nil
 			}
 		}
+
 		return v, true, nil
 	}}
 	for i := range md.Entries {
@@ -723,6 +769,7 @@ func ResolveRefs(s State, md *meta.Metadata) {
 			}
 		}
 	}
+
 	for fqn := range inside {
 		if used[fqn] {
 			delete(s, fqn)
@@ -755,5 +802,6 @@ func lookup(s State, path meta.Path) node {
 			return node{}
 		}
 	}
+
 	return out
 }

@@ -54,9 +54,11 @@ func Transfers(rs []Redistribution, rank int) ([]Transfer, error) {
 			return nil, fmt.Errorf("tensor %d of %d: %w", i+1, len(rs), err)
 		}
 	}
+
 	for to, requests := range d.requests {
 		d.share(to, requests)
 	}
+
 	slices.SortFunc(d.out, func(a, b Transfer) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), a.compare(&b))
 	})
@@ -105,18 +107,22 @@ func (d *distributor) receive(number int, r *Redistribution, cells []cell) error
 	if err != nil {
 		return err
 	}
+
 	for i, b := range mine {
 		if err := b.Check(r.Shape); err != nil {
 			return err
 		}
+
 		found, err := index.cover(b)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrSource, err)
 		}
+
 		for _, o := range found {
 			d.request(&cells[o.chunk], r.ItemSize, Transfer{Tensor: number, To: d.rank, Wanted: i, Box: o.box})
 		}
 	}
+
 	return nil
 }
 
@@ -132,10 +138,12 @@ func (d *distributor) send(number int, r *Redistribution, cells []cell) error {
 			}
 		}
 	}
+
 	index, err := newChunkIndex(r.Shape, boxes, len(cells))
 	if err != nil {
 		return err
 	}
+
 	for i := range cells {
 		for _, o := range index.common(cells[i].box) {
 			to := owners[o.chunk]
@@ -144,6 +152,7 @@ func (d *distributor) send(number int, r *Redistribution, cells []cell) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -154,15 +163,18 @@ func (d *distributor) request(c *cell, itemSize int64, t Transfer) {
 		d.out = append(d.out, t)
 		return
 	}
+
 	var key []byte
 	for _, h := range c.holders {
 		key = binary.AppendUvarint(key, uint64(h.rank))
 	}
+
 	set, ok := d.sets[string(key)]
 	if !ok {
 		set = len(d.sets)
 		d.sets[string(key)] = set
 	}
+
 	to := route{set, t.To}
 	d.requests[to] = append(d.requests[to], request{t, c.holders, t.Box.Volume() * itemSize})
 }
@@ -180,6 +192,7 @@ func (d *distributor) share(to route, requests []request) {
 	for i := range requests {
 		total += requests[i].bytes
 	}
+
 	holders := len(requests[0].from)
 	shares := min(int64(holders), max(1, total/minShare))
 	first := scatter(to.to) % holders
@@ -201,6 +214,7 @@ func (d *distributor) share(to route, requests []request) {
 				break
 			}
 		}
+
 		at += q.bytes
 	}
 }
@@ -262,6 +276,7 @@ func newCells(shape []int64, held [][]tensor.Box) ([]cell, error) {
 			if b.Empty() {
 				continue
 			}
+
 			key := boxKey(b)
 			at, ok := byBox[key]
 			if !ok {
@@ -272,6 +287,7 @@ func newCells(shape []int64, held [][]tensor.Box) ([]cell, error) {
 			out[at].add(holder{rank, part})
 		}
 	}
+
 	if _, _, ok := anyOverlap(cellBoxes(out)); ok {
 		out = disjoint(out)
 	}
@@ -308,21 +324,26 @@ func disjoint(cells []cell) []cell {
 					left = append(left, b)
 					continue
 				}
+
 				left = append(left, without(b, both)...)
 				for _, p := range without(out[i].box, both) {
 					out = append(out, cell{p, slices.Clone(out[i].holders)})
 				}
+
 				out[i].box = both
 				for _, h := range c.holders {
 					out[i].add(h)
 				}
 			}
+
 			rest = left
 		}
+
 		for _, b := range rest {
 			out = append(out, cell{b, slices.Clone(c.holders)})
 		}
 	}
+
 	return out
 }
 
@@ -340,5 +361,6 @@ func without(b, inside tensor.Box) []tensor.Box {
 		}
 		b = rowsOf(b, d, begin, end)
 	}
+
 	return out
 }

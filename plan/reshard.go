@@ -44,14 +44,17 @@ func newChunkIndex(shape []int64, chunks []tensor.Box, boxes int) (*ChunkIndex, 
 	if _, err := tensor.NumElements(shape); err != nil {
 		return nil, err
 	}
+
 	for _, c := range x.chunks {
 		if err := c.Check(shape); err != nil {
 			return nil, err
 		}
 	}
+
 	if boxes <= fewBoxes || len(x.chunks) < 2 || len(shape) == 0 {
 		return x, nil
 	}
+
 	x.dim = mostDivided(x.chunks)
 	start := func(a, b int32) int { return cmp.Compare(x.chunks[a].Offsets[x.dim], x.chunks[b].Offsets[x.dim]) }
 	x.order = numbers(len(x.chunks))
@@ -62,6 +65,7 @@ func newChunkIndex(shape []int64, chunks []tensor.Box, boxes int) (*ChunkIndex, 
 		end = max(end, x.chunks[c].End(x.dim))
 		x.maxEnd[i] = end
 	}
+
 	return x, nil
 }
 
@@ -88,6 +92,7 @@ func mostDivided(boxes []tensor.Box) int {
 			best, most = d, n
 		}
 	}
+
 	return best
 }
 
@@ -102,6 +107,7 @@ func (x *ChunkIndex) near(b tensor.Box) iter.Seq[int] {
 			}
 			return
 		}
+
 		// maxEnd ascends, so every chunk before position first ends at or before
 		// the start of b.
 		first, _ := slices.BinarySearch(x.maxEnd, b.Offsets[x.dim]+1)
@@ -124,6 +130,7 @@ func (x *ChunkIndex) common(b tensor.Box) []overlap {
 	if b.Empty() {
 		return nil
 	}
+
 	var out []overlap
 	for i := range x.near(b) {
 		if !touch(x.chunks[i], b) {
@@ -132,6 +139,7 @@ func (x *ChunkIndex) common(b tensor.Box) []overlap {
 		both, _ := x.chunks[i].Intersect(b)
 		out = append(out, overlap{i, both})
 	}
+
 	return out
 }
 
@@ -143,6 +151,7 @@ func (x *ChunkIndex) cover(want tensor.Box) ([]overlap, error) {
 	for _, o := range found {
 		have += o.box.Volume()
 	}
+
 	if a, b, ok := anyOverlap(boxesOf(found)); ok {
 		return nil, fmt.Errorf("chunks overlap: %v and %v", a, b)
 	}
@@ -174,6 +183,7 @@ func (x *ChunkIndex) Reads(items []ReadItem, dest meta.Index, want tensor.Box) (
 	if err != nil {
 		return items, fmt.Errorf("%w: in the checkpoint: %w", ErrMismatch, err)
 	}
+
 	for _, o := range found {
 		c := x.chunks[o.chunk]
 		items = append(items, ReadItem{
@@ -185,6 +195,7 @@ func (x *ChunkIndex) Reads(items []ReadItem, dest meta.Index, want tensor.Box) (
 			Lengths:       o.box.Sizes,
 		})
 	}
+
 	return items, nil
 }
 

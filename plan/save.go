@@ -73,6 +73,7 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	d.values, d.aliases = make(map[string]leafData, len(leaves)), aliases{first: make(map[*byte]memory, len(leaves))}
 	p := &SavePlan{Items: make([]WriteItem, 0, len(leaves))}
 	var errs []error
@@ -81,6 +82,7 @@ func (d *DefaultSave) LocalPlan() (*SavePlan, error) {
 			errs = append(errs, fmt.Errorf("%q: %w: %w", l.fqn, ErrState, err))
 		}
 	}
+
 	d.aliases = aliases{}
 	if len(errs) > 0 {
 		return nil, errorList(errs)
@@ -94,13 +96,16 @@ func (d *DefaultSave) addLeaf(p *SavePlan, l leaf) error {
 	if err != nil {
 		return err
 	}
+
 	v := plain(l.value)
 	if isNil(v) || v == nil && l.value != nil {
 		return fmt.Errorf("nil %T", v)
 	}
+
 	if with, ok := l.value.(interface{ Properties() meta.Properties }); ok {
 		info.Properties = with.Properties()
 	}
+
 	if err := checkProperties(info.Properties); err != nil {
 		return err
 	}
@@ -120,12 +125,14 @@ func (d *DefaultSave) describe(l leaf) (*Info, error) {
 	if d.Rename != nil {
 		info.FQN = d.Rename(l.fqn)
 	}
+
 	if err := meta.CheckFQN(info.FQN); err != nil {
 		return nil, err
 	}
 	if _, taken := d.values[info.FQN]; taken {
 		return nil, fmt.Errorf("another name is also renamed to %q", info.FQN)
 	}
+
 	if info.FQN != l.fqn {
 		info.Path = nil
 	}
@@ -147,9 +154,11 @@ func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable, mayDi
 	if _, err := tensor.NumBytes(info.DType, info.Shape); err != nil {
 		return err
 	}
+
 	if err := tensor.CastInRange.Check(v.DType(), info.DType); err != nil {
 		return err
 	}
+
 	data := leafData{kind: KindTensor, tensor: v, dtype: info.DType}
 	boxes := v.Boxes()
 	if _, ok := v.(whole); !ok {
@@ -158,20 +167,24 @@ func (d *DefaultSave) addTensor(p *SavePlan, info *Info, v Checkpointable, mayDi
 	if len(boxes) == 0 {
 		p.Absent = append(p.Absent, info.FQN)
 	}
+
 	for i, b := range boxes {
 		if err := b.Check(info.Shape); err != nil {
 			return err
 		}
+
 		part, _ := v.Part(i) // an error is left to the call that needs the part
 		if part != nil && part.IsPlaceholder() {
 			return tensor.ErrPlaceholder
 		}
+
 		p.Items = append(p.Items, WriteItem{Info: info, Kind: data.kind, Box: b, MayDiffer: mayDiffer})
 		d.aliases.add(p.Items, part)
 		if data.parts != nil {
 			data.parts[boxKey(b)] = i // equal boxes have equal contents
 		}
 	}
+
 	d.values[info.FQN] = data
 	return nil
 }
@@ -180,15 +193,18 @@ func (d *DefaultSave) addValue(p *SavePlan, info *Info, v any) error {
 	if err := checkLeaf(v); err != nil {
 		return err
 	}
+
 	codec, data, err := value.Encode(v)
 	if err != nil {
 		return err
 	}
+
 	info.Codec = codec
 	it := WriteItem{Info: info, Kind: KindBytes, Size: int64(len(data))}
 	if !d.ValuesMayDiffer {
 		it.Hash = HashValue(data)
 	}
+
 	p.Items = append(p.Items, it)
 	d.values[info.FQN] = leafData{kind: KindBytes, bytes: data}
 	return nil
@@ -225,12 +241,14 @@ func (d *DefaultSave) Resolve(it *WriteItem) (Data, error) {
 	case it.Kind == KindBytes:
 		return Data{Bytes: v.bytes}, nil
 	}
+
 	i := 0
 	if it.Kind == KindShard {
 		if i, ok = v.parts[boxKey(it.Box)]; !ok {
 			return Data{}, fmt.Errorf("%w: box %v is not on this rank", ErrState, it.Box)
 		}
 	}
+
 	t, err := v.tensor.Part(i)
 	if err == nil && t != nil && t.DType() == v.tensor.DType() && t.DType() != v.dtype {
 		return Data{Stream: &casting{Tensor: t, to: v.dtype}}, nil
@@ -257,12 +275,14 @@ func (a *aliases) add(items []WriteItem, part *tensor.Tensor) {
 	if part == nil || part.NumBytes() == 0 || len(part.Memory()) == 0 {
 		return
 	}
+
 	at, m := &part.Memory()[0], memory{len(items) - 1, part}
 	first, ok := a.first[at]
 	if !ok {
 		a.first[at] = m
 		return
 	}
+
 	for _, o := range append([]memory{first}, a.others[at]...) {
 		if x, y := &items[o.item], &items[m.item]; o.same(m) && x.sameTensor(y) && x.Info != y.Info {
 			if x.Alias == 0 {
@@ -273,6 +293,7 @@ func (a *aliases) add(items []WriteItem, part *tensor.Tensor) {
 			return
 		}
 	}
+
 	if a.others == nil {
 		a.others = map[*byte][]memory{}
 	}
@@ -318,21 +339,26 @@ func (c *casting) ReadAt(ctx context.Context, p []byte, off int64) error {
 		n := min(castElements, c.NumElements())
 		c.in, c.out = make([]byte, n*from), make([]byte, n*to)
 	}
+
 	for len(p) > 0 {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
+
 		first, skip := off/to, off%to
 		n := min(castElements, (skip+int64(len(p))+to-1)/to, c.NumElements()-first)
 		if n <= 0 {
 			return fmt.Errorf("%w: %d bytes at %d are not in %v", tensor.ErrShape, len(p), off, c.Tensor)
 		}
+
 		if err := c.convert(first, n); err != nil {
 			return err
 		}
+
 		k := copy(p, c.out[skip:n*to])
 		p, off = p[k:], off+int64(k)
 	}
+
 	return nil
 }
 
@@ -343,10 +369,12 @@ func (c *casting) convert(first, n int64) error {
 	if err := c.Tensor.ReadAt(c.in[:n*from], first*from); err != nil {
 		return err
 	}
+
 	src, err := tensor.FromBytes(d, []int64{n}, c.in[:n*from])
 	if err != nil {
 		return err
 	}
+
 	dst, err := tensor.FromBytes(c.to, []int64{n}, c.out[:n*to])
 	if err != nil {
 		return err
@@ -402,6 +430,7 @@ func lowestValues(plans []*SavePlan) []*SavePlan {
 		if p == nil || p.Unchanged {
 			continue // Global refuses it
 		}
+
 		q := *p
 		q.Items = make([]WriteItem, 0, len(p.Items))
 		for _, it := range p.Items {
@@ -413,8 +442,10 @@ func lowestValues(plans []*SavePlan) []*SavePlan {
 			}
 			q.Items = append(q.Items, it)
 		}
+
 		out[r] = &q
 	}
+
 	return out
 }
 
@@ -436,6 +467,7 @@ func CheckValues(plans []*SavePlan) error {
 				first[v.FQN] = holder{rank, v.Hash}
 				continue
 			}
+
 			if h.hash != v.Hash && !reported[v.FQN] {
 				reported[v.FQN] = true
 				found = append(found, Problem{v.FQN, ProblemDisagree, fmt.Sprintf(
@@ -443,9 +475,11 @@ func CheckValues(plans []*SavePlan) error {
 			}
 		}
 	}
+
 	if len(found) == 0 {
 		return nil
 	}
+
 	slices.SortFunc(found, func(a, b Problem) int { return strings.Compare(a.FQN, b.FQN) })
 	return found
 }

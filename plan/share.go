@@ -107,6 +107,7 @@ func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
+
 	byItem := map[int][]*Piece{}
 	for i := range s.Pieces {
 		c := &s.Pieces[i]
@@ -118,14 +119,17 @@ func (s *SharedReads) Check(p *LoadPlan, rank, size int) error {
 		}
 		byItem[c.Item] = append(byItem[c.Item], c)
 	}
+
 	if len(own) > 0 {
 		return fmt.Errorf("%w: %d parts of strips that this rank does not want", ErrProtocol, len(own))
 	}
+
 	for i, pieces := range byItem {
 		if !complete(pieces, p.Items[i].Lengths) {
 			return fmt.Errorf("%w: the pieces of item %d, %q, do not cover it", ErrProtocol, i, p.Items[i].Dest.FQN)
 		}
 	}
+
 	return nil
 }
 
@@ -137,9 +141,11 @@ func (s *SharedReads) checkStrips(rank, size int) (map[int64]*StripPart, error) 
 		if len(c.Offsets) != len(c.Lengths) || len(c.Parts) == 0 || slices.ContainsFunc(c.Offsets, negative) {
 			return nil, fmt.Errorf("strip %d at %v of %v has %d parts", i, c.Offsets, c.Lengths, len(c.Parts))
 		}
+
 		if _, err := tensor.NumElements(c.Lengths); err != nil {
 			return nil, fmt.Errorf("strip %d: %w", i, err)
 		}
+
 		for j := range c.Parts {
 			part := &c.Parts[j]
 			err := tensor.Box{Offsets: part.Offsets, Sizes: part.Lengths}.Check(c.Lengths)
@@ -151,6 +157,7 @@ func (s *SharedReads) checkStrips(rank, size int) (map[int64]*StripPart, error) 
 			}
 		}
 	}
+
 	return own, nil
 }
 
@@ -175,11 +182,13 @@ func (c *Piece) check(p *LoadPlan, rank, size int, own map[int64]*StripPart) err
 	case (c.Reader == rank) != (len(c.To) > 0):
 		return fmt.Errorf("rank %d reads it and rank %d sends it to %d ranks", c.Reader, rank, len(c.To))
 	}
+
 	for i, to := range c.To {
 		if to < 0 || to >= size || to == rank || i > 0 && to <= c.To[i-1] {
 			return fmt.Errorf("it is sent to rank %d of %d", to, size)
 		}
 	}
+
 	return nil
 }
 
@@ -189,6 +198,7 @@ func complete(pieces []*Piece, sizes []int64) bool {
 	if len(pieces) == 1 && pieces[0].Rows == [2]int64{} {
 		return true
 	}
+
 	slices.SortFunc(pieces, func(a, b *Piece) int { return cmp.Compare(a.Rows[0], b.Rows[0]) })
 	var end int64
 	for _, c := range pieces {
@@ -197,6 +207,7 @@ func complete(pieces []*Piece, sizes []int64) bool {
 		}
 		end = c.Rows[1]
 	}
+
 	return len(sizes) > 0 && end == sizes[0]
 }
 
@@ -233,6 +244,7 @@ func AssignReaders(md *meta.Metadata, plans []*LoadPlan, takesPart []bool) []*Sh
 			e.collect(r, p)
 		}
 	}
+
 	e.findStrips()
 	e.countUnshared()
 	e.assemble()
@@ -288,14 +300,17 @@ func (e *assigner) collect(rank int, p *LoadPlan) {
 			e.load[rank] += e.valueBytes(&p.Items[i])
 		}
 	}
+
 	// Put the items of one chunk next to each other.
 	slices.SortStableFunc(found, func(a, b source) int {
 		return cmp.Or(cmp.Compare(a.entry, b.entry), cmp.Compare(a.chunk, b.chunk))
 	})
+
 	items := make([]int32, len(found))
 	for i, s := range found {
 		items[i] = s.item
 	}
+
 	for i := 0; i < len(found); {
 		n := 1
 		for !found[i].cuttable && i+n < len(found) && found[i+n].entry == found[i].entry && found[i+n].chunk == found[i].chunk {
@@ -312,10 +327,12 @@ func (e *assigner) locate(it *ReadItem) (source, bool) {
 	if it.Kind != KindTensor {
 		return source{}, false
 	}
+
 	i, ok := slices.BinarySearchFunc(e.md.Entries, it.Source.FQN, func(x meta.Entry, s string) int { return strings.Compare(x.FQN, s) })
 	if !ok || e.md.Entries[i].Tensor == nil {
 		return source{}, false
 	}
+
 	t := e.md.Entries[i].Tensor
 	c, ok := t.FindChunk(it.Source.Offset, it.Source.Hint)
 	if !ok || it.SourceBox().Check(t.Chunks[c].Sizes) != nil || it.SourceBox().Empty() {
@@ -341,6 +358,7 @@ func (e *assigner) add(rank int, s source, items []int32) {
 	e.key = binary.AppendUvarint(e.key[:0], uint64(s.entry))
 	e.key = binary.AppendUvarint(e.key, uint64(s.chunk))
 	e.key = binary.AppendUvarint(e.key, uint64(len(items))) // 0-d items add no more bytes
+
 	for _, i := range items {
 		it := &p.Items[i]
 		for _, n := range it.SourceOffsets {
@@ -351,12 +369,14 @@ func (e *assigner) add(rank int, s source, items []int32) {
 		}
 		bytes += bytesOf(it.Lengths, d)
 	}
+
 	at, ok := e.atoms[string(e.key)]
 	if !ok {
 		at = int32(len(e.all))
 		e.atoms[string(e.key)] = at
 		e.all = append(e.all, atom{entry: int(s.entry), chunk: int(s.chunk), bytes: bytes})
 	}
+
 	a := &e.all[at]
 	if n := len(a.wanted); n > 0 && int(a.wanted[n-1].rank) == rank {
 		e.load[rank] += bytes
@@ -396,16 +416,20 @@ func (s *ranksets) number(wanted []want) int32 {
 	for _, w := range wanted {
 		s.key = binary.AppendUvarint(s.key, uint64(w.rank))
 	}
+
 	if n, ok := s.known[string(s.key)]; ok {
 		return n
 	}
+
 	ranks := make([]int32, len(wanted))
 	for i, w := range wanted {
 		ranks[i] = w.rank
 	}
+
 	if s.known == nil {
 		s.known = map[string]int32{}
 	}
+
 	n := int32(len(s.all))
 	s.known[string(s.key)] = n
 	s.all = append(s.all, ranks)
@@ -463,6 +487,7 @@ func (e *assigner) assemble() {
 			e.cut(u, whole)
 		}
 	}
+
 	e.bundle(small)
 }
 
@@ -487,6 +512,7 @@ func (e *assigner) cut(u unit, whole part) {
 		e.units = append(e.units, u)
 		return
 	}
+
 	all := rows[len(rows)-1]
 	for i := range len(rows) - 1 {
 		c := unit{set: u.set, bytes: u.bytes / all * (rows[i+1] - rows[i])}
@@ -507,11 +533,13 @@ func (e *assigner) cutRows(a *atom, n int64) []int64 {
 	if len(w.items) > 1 || len(it.Lengths) == 0 || a.chunk >= len(t.Locs) || len(t.Locs[a.chunk].Sums) < 2 {
 		return nil
 	}
+
 	each := (a.bytes + n*maxPiece - 1) / (n * maxPiece)
 	count := min(n*each, a.bytes/minPiece, it.Lengths[0])
 	if count < 2 {
 		return nil
 	}
+
 	block := max(1, blockBytes/max(1, bytesOf(t.Chunks[a.chunk].Sizes[1:], t.DType)))
 	all, first := it.Lengths[0], it.SourceOffsets[0]
 	out := []int64{0}
@@ -522,6 +550,7 @@ func (e *assigner) cutRows(a *atom, n int64) []int64 {
 			out = append(out, at)
 		}
 	}
+
 	if len(out) == 1 {
 		return nil
 	}
@@ -570,13 +599,16 @@ func (e *assigner) decide() []*SharedReads {
 			}
 			known[route{u.set, reader}] = to
 		}
+
 		if u.strip != nil {
 			id = e.addStrip(out, u.strip, id, int(reader))
 		}
+
 		for _, p := range u.parts {
 			id = e.addPieces(out, p, id, int(reader), to)
 		}
 	}
+
 	return out
 }
 
@@ -588,6 +620,7 @@ func (e *assigner) addPieces(out []*SharedReads, p part, id int64, reader int, t
 		if out[w.rank] == nil {
 			out[w.rank] = &SharedReads{}
 		}
+
 		s := out[w.rank]
 		for k, item := range w.items {
 			c := Piece{ID: id + int64(k), Item: int(item), Rows: p.rows, Reader: reader}
@@ -597,6 +630,7 @@ func (e *assigner) addPieces(out []*SharedReads, p part, id int64, reader int, t
 			s.Pieces = append(s.Pieces, c)
 		}
 	}
+
 	return id + int64(len(wanted[0].items))
 }
 
@@ -625,12 +659,14 @@ func (e *assigner) findStrips() {
 		if len(a.wanted[0].items) > 1 || len(it.Lengths) < 2 {
 			continue
 		}
+
 		at := place{a.entry, a.chunk, it.SourceOffsets[0], it.Lengths[0]}
 		if groups[at] == nil {
 			order = append(order, at)
 		}
 		groups[at] = append(groups[at], i)
 	}
+
 	for _, at := range order {
 		if atoms := groups[at]; len(atoms) > 1 {
 			e.addStrips(atoms)
@@ -654,29 +690,36 @@ func (e *assigner) addStrips(atoms []int) {
 		if run(it.Lengths, sizes, t.DType) >= stripRun {
 			return
 		}
+
 		volume += it.SourceBox().Volume()
 		wanted = append(wanted, e.all[i].wanted...)
+
 		for d, o := range it.SourceOffsets {
 			end := max(box.Offsets[d]+box.Sizes[d], o+it.Lengths[d])
 			box.Offsets[d] = min(box.Offsets[d], o)
 			box.Sizes[d] = end - box.Offsets[d]
 		}
 	}
+
 	slices.SortStableFunc(wanted, func(a, b want) int { return cmp.Compare(a.rank, b.rank) })
 	ranks := slices.CompactFunc(slices.Clone(wanted), func(a, b want) bool { return a.rank == b.rank })
+
 	// Columns between those that are wanted would be read in vain.
 	whole := e.all[atoms[0]]
 	whole.bytes = bytesOf(box.Sizes, t.DType)
 	if len(ranks) < 2 || len(ranks) > maxCell || whole.bytes < minStrip || box.Volume() > volume+volume/4 {
 		return
 	}
+
 	for _, i := range atoms {
 		e.all[i].inStrip = true
 	}
+
 	rows := e.cutRows(&whole, int64(len(ranks)))
 	if rows == nil {
 		rows = []int64{0, box.Sizes[0]}
 	}
+
 	set := e.sets.number(ranks)
 	for i := range len(rows) - 1 {
 		part := tensor.Box{Offsets: slices.Clone(box.Offsets), Sizes: slices.Clone(box.Sizes)}
@@ -710,11 +753,13 @@ func (e *assigner) addStrip(out []*SharedReads, s *strip, id int64, reader int) 
 		if begin == 0 && s.box.Sizes[0] == it.Lengths[0] {
 			piece.Rows = [2]int64{}
 		}
+
 		part := StripPart{ID: id, To: int(w.rank), Offsets: make([]int64, len(it.Lengths)), Lengths: slices.Clone(it.Lengths)}
 		part.Lengths[0] = s.box.Sizes[0]
 		for d := 1; d < len(it.Lengths); d++ {
 			part.Offsets[d] = it.SourceOffsets[d] - s.box.Offsets[d]
 		}
+
 		c.Parts = append(c.Parts, part)
 		if out[w.rank] == nil {
 			out[w.rank] = &SharedReads{}
@@ -722,6 +767,7 @@ func (e *assigner) addStrip(out []*SharedReads, s *strip, id int64, reader int) 
 		out[w.rank].Pieces = append(out[w.rank].Pieces, piece)
 		id++
 	}
+
 	out[reader].Strips = append(out[reader].Strips, c)
 	return id
 }
