@@ -69,10 +69,12 @@ func (b Blocks) FactorsFor(numbers *Tensor, box Box, d DType) (*Tensor, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: quantize to %v", ErrDType, d)
 	}
+
 	factors, err := New(Float32, b.Of(box).Sizes)
 	if err != nil {
 		return nil, err
 	}
+
 	infinite := int64(-1)
 	if err := b.each(numbers, factors, box, func(row []float32, at int64, f *float32) {
 		// Without the sign, the bits of numbers have the order of the numbers.
@@ -86,6 +88,7 @@ func (b Blocks) FactorsFor(numbers *Tensor, box Box, d DType) (*Tensor, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	if infinite >= 0 {
 		at := slices.Clone(box.Offsets)
 		for k, rest := box.Dims()-1, infinite; k >= 0; k-- {
@@ -94,15 +97,18 @@ func (b Blocks) FactorsFor(numbers *Tensor, box Box, d DType) (*Tensor, error) {
 		}
 		return nil, fmt.Errorf("quantize to %v: %w: the element at %v is infinite or NaN", d, ErrCast, at)
 	}
+
 	all, err := Values[float32](factors)
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range all {
 		if all[i] /= most; all[i] == 0 {
 			all[i] = 1
 		}
 	}
+
 	return factors, nil
 }
 
@@ -115,6 +121,7 @@ func (b Blocks) Quantize(numbers, factors *Tensor, box Box, d DType) (*Tensor, e
 	if !ok {
 		return nil, fmt.Errorf("%w: quantize to %v", ErrDType, d)
 	}
+
 	if err := b.each(numbers, factors, box, func(row []float32, _ int64, f *float32) {
 		factor := *f
 		for i, v := range row {
@@ -129,6 +136,7 @@ func (b Blocks) Quantize(numbers, factors *Tensor, box Box, d DType) (*Tensor, e
 	}); err != nil {
 		return nil, err
 	}
+
 	out, err := New(d, numbers.Shape())
 	if err != nil {
 		return nil, err
@@ -157,14 +165,17 @@ func (b Blocks) each(numbers, factors *Tensor, box Box, fn func(row []float32, a
 	if err != nil {
 		return err
 	}
+
 	all, err := Values[float32](factors)
 	if err != nil {
 		return err
 	}
+
 	of := b.Of(box)
 	if !slices.Equal(numbers.shape, box.Sizes) || !slices.Equal(factors.shape, of.Sizes) {
 		return fmt.Errorf("%w: elements of %v and factors of %v for a box of %v in blocks of %v", ErrShape, numbers.shape, factors.shape, box.Sizes, b)
 	}
+
 	k := box.Dims() - 2
 	rows, cols := box.Sizes[k], box.Sizes[k+1]
 	for i := range int64(len(values)) / cols { // all rows of all matrices
@@ -178,5 +189,6 @@ func (b Blocks) each(numbers, factors *Tensor, box Box, fn func(row []float32, a
 			from = to
 		}
 	}
+
 	return nil
 }

@@ -67,6 +67,7 @@ func (b Box) Intersect(c Box) (Box, bool) {
 		}
 		out.Offsets[d], out.Sizes[d] = lo, hi-lo
 	}
+
 	return out, true
 }
 
@@ -86,12 +87,14 @@ func (b Box) Check(shape []int64) error {
 		return fmt.Errorf("%w: box %v has %d offsets and %d sizes in a tensor of %d dimensions",
 			ErrShape, b, len(b.Offsets), len(b.Sizes), len(shape))
 	}
+
 	for d, n := range shape {
 		o, s := b.Offsets[d], b.Sizes[d]
 		if o < 0 || s < 0 || o > n || s > n-o {
 			return fmt.Errorf("%w: box %v leaves %v in dimension %d", ErrShape, b, shape, d)
 		}
 	}
+
 	return nil
 }
 
@@ -109,11 +112,13 @@ func (b Box) Cut(most int64) []Box {
 	if n <= most || d < 0 {
 		return []Box{b}
 	}
+
 	per := max(1, most/(n/b.Sizes[d]))
 	var out []Box
 	for at := b.Offsets[d]; at < b.End(d); at += per {
 		out = append(out, b.Between(d, at, min(at+per, b.End(d))).Cut(most)...)
 	}
+
 	return out
 }
 
@@ -128,6 +133,7 @@ func NumElements(shape []int64) (int64, error) {
 	if len(shape) > MaxDims {
 		return 0, fmt.Errorf("%w: %d dimensions, at most %d", ErrShape, len(shape), MaxDims)
 	}
+
 	n, zero := int64(1), false
 	for _, s := range shape {
 		switch {
@@ -141,6 +147,7 @@ func NumElements(shape []int64) (int64, error) {
 			n *= s
 		}
 	}
+
 	if zero {
 		return 0, nil
 	}
@@ -154,6 +161,7 @@ func NumBytes(d DType, shape []int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	size := int64(d.Size())
 	if size == 0 {
 		return 0, fmt.Errorf("%w: %v", ErrDType, d)
@@ -189,24 +197,29 @@ func appendFlat(out []Box, shape, fixed []int64, lo, hi int64) []Box {
 	if k == len(shape) {
 		return append(out, boxOf(fixed, shape))
 	}
+
 	inner := int64(1)
 	for _, s := range shape[k+1:] {
 		inner *= s
 	}
+
 	first, last := lo/inner, hi/inner
 	headCut, tailCut := lo%inner, hi%inner
 	if first == last {
 		return appendFlat(out, shape, with(fixed, first), headCut, tailCut)
 	}
+
 	if headCut != 0 {
 		out = appendFlat(out, shape, with(fixed, first), headCut, inner)
 		first++
 	}
+
 	if first < last {
 		b := boxOf(fixed, shape)
 		b.Offsets[k], b.Sizes[k] = first, last-first
 		out = append(out, b)
 	}
+
 	if tailCut != 0 {
 		out = appendFlat(out, shape, with(fixed, last), 0, tailCut)
 	}

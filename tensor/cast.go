@@ -151,14 +151,17 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 	if err := checkPair("convert", dst, src); err != nil {
 		return err
 	}
+
 	p = p.Into(dst)
 	if err := p.Check(src.dtype, dst.dtype); err != nil {
 		return fmt.Errorf("convert %v to %v: %w", src, dst, err)
 	}
+
 	n := dst.NumElements()
 	if n == 0 {
 		return nil
 	}
+
 	if dst.dtype == src.dtype {
 		copyElements(dst, src)
 		return nil
@@ -168,17 +171,20 @@ func Convert(dst, src *Tensor, p CastPolicy) error {
 			return err
 		}
 	}
+
 	k := kernelFor(src.dtype, dst.dtype)
 	axes, run := splitRun(axesOf(dst, src))
 	if run < min(directRun, n) || !dst.aligned() || !src.aligned() {
 		convertStaged(dst, src, k)
 		return nil
 	}
+
 	to, from := dst.memory(), src.memory()
 	for c := startAt(axes); c.more; c.next() {
 		d, s := c.dst*dst.size(), c.src*src.size()
 		k(to[d:d+run*dst.size()], from[s:s+run*src.size()])
 	}
+
 	return nil
 }
 
@@ -209,6 +215,7 @@ func (t *Tensor) checkRange(to DType) error {
 			return fmt.Errorf("cast %v to %v: %w: %s is not between %d and %d; %s", t.dtype, to, ErrCast, v, low, high, anyAllows)
 		}
 	}
+
 	return nil
 }
 
@@ -253,11 +260,13 @@ func firstOutside[S integer](p []byte, low int64, high uint64) string {
 	if uint64(highest) > high {
 		highest = S(high)
 	}
+
 	for _, v := range elements[S](p) {
 		if v < lowest || v > highest {
 			return fmt.Sprint(v)
 		}
 	}
+
 	return ""
 }
 
@@ -267,10 +276,12 @@ func Cast(t *Tensor, d DType) (*Tensor, error) {
 	if t.dtype == d {
 		return t, nil
 	}
+
 	out, err := New(d, t.shape)
 	if err != nil {
 		return nil, fmt.Errorf("cast %v: %w", t, err)
 	}
+
 	if err := Convert(out, t, CastAny); err != nil {
 		return nil, err
 	}
@@ -295,6 +306,7 @@ func Shape[I int | int32 | int64 | uint32 | uint64](sizes []I) ([]int64, error) 
 		}
 		shape[i] = int64(n)
 	}
+
 	if _, err := NumElements(shape); err != nil {
 		return nil, err
 	}
@@ -342,6 +354,7 @@ func join(from, mid, to DType, first, second kernel) kernel {
 	if second == nil {
 		return first
 	}
+
 	buf := make([]byte, chainElements*mid.Size())
 	return func(dst, src []byte) {
 		for len(src) > 0 {
@@ -489,6 +502,7 @@ func oddFloats(dst, src []byte) {
 			d[i] = f
 			continue
 		}
+
 		b := math.Float32bits(f)
 		if math.Abs(float64(f)) > math.Abs(v) {
 			b-- // back to the truncated number; from infinity, too
@@ -505,6 +519,7 @@ func oddIntegers[S integer](dst, src []byte) {
 		if v < 0 {
 			m = -m
 		}
+
 		if over := bits.Len64(m) - 24; over > 0 {
 			lost := m & (1<<over - 1)
 			m -= lost
@@ -512,6 +527,7 @@ func oddIntegers[S integer](dst, src []byte) {
 				m |= 1 << over
 			}
 		}
+
 		d[i] = float32(m)
 		if v < 0 {
 			d[i] = -d[i]

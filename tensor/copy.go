@@ -30,11 +30,13 @@ func checkPair(op string, dst, src *Tensor) error {
 	if dst.placeholder {
 		return fmt.Errorf("%s %v to %v: %w", op, src, dst, ErrPlaceholder)
 	}
+
 	for d, n := range dst.shape {
 		if n > 1 && dst.strides[d] == 0 {
 			return fmt.Errorf("%s %v to %v: %w: the destination is expanded in dimension %d", op, src, dst, ErrLayout, d)
 		}
 	}
+
 	return nil
 }
 
@@ -43,11 +45,13 @@ func copyElements(dst, src *Tensor) {
 	if dst.NumElements() == 0 {
 		return
 	}
+
 	axes, run := splitRun(axesOf(dst, src))
 	if run > 1 || len(axes) == 0 {
 		copyRuns(dst.memory(), src.memory(), run, dst.size(), axes)
 		return
 	}
+
 	switch d, s := dst.memory(), src.memory(); dst.size() {
 	case 1:
 		copySingles[[1]byte](d, s, axes)
@@ -99,6 +103,7 @@ func copyPlane[E any](dst, src []E, rows, cols axis) {
 	if rows.n == 1 || cols.src <= rows.src {
 		width = cols.n
 	}
+
 	for r0 := int64(0); r0 < rows.n; r0 += tileRows {
 		for c0 := int64(0); c0 < cols.n; c0 += width {
 			n := min(width, cols.n-c0)
@@ -120,6 +125,7 @@ func copyLine[E any](dst, src []E, n int64, a axis) {
 		dst[d+3*a.dst] = src[s+3*a.src]
 		d, s = d+4*a.dst, s+4*a.src
 	}
+
 	for range n {
 		dst[d] = src[s]
 		d, s = d+a.dst, s+a.src
@@ -143,9 +149,11 @@ func axesOf(dst, src *Tensor) []axis {
 			axes = append(axes, axis{n, dst.strides[d], src.strides[d]})
 		}
 	}
+
 	slices.SortStableFunc(axes, func(a, b axis) int {
 		return cmp.Or(cmp.Compare(b.dst, a.dst), cmp.Compare(b.src, a.src))
 	})
+
 	merged := axes[:0]
 	for _, in := range axes {
 		if k := len(merged) - 1; k >= 0 && merged[k].dst == in.n*in.dst && merged[k].src == in.n*in.src {
@@ -154,6 +162,7 @@ func axesOf(dst, src *Tensor) []axis {
 			merged = append(merged, in)
 		}
 	}
+
 	return merged
 }
 
@@ -183,12 +192,14 @@ func splitPlane(axes []axis) (outer []axis, rows, cols axis) {
 	if len(outer) == 0 {
 		return nil, axis{n: 1}, cols
 	}
+
 	k := 0
 	for i, a := range outer {
 		if a.src <= outer[k].src {
 			k = i
 		}
 	}
+
 	rows = outer[k]
 	return slices.Delete(outer, k, k+1), rows, cols
 }

@@ -142,6 +142,7 @@ func LookupDType(s string) (DType, error) {
 	if d, err := ParseDType(s); err == nil {
 		return d, nil
 	}
+
 	name := strings.ToLower(strings.TrimPrefix(s, "torch."))
 	var known []string
 	for d, t := range dtypes[1:] {
@@ -150,6 +151,7 @@ func LookupDType(s string) (DType, error) {
 		}
 		known = append(known, t.name)
 	}
+
 	return Invalid, fmt.Errorf("%w %q: want one of %s", ErrDType, s, strings.Join(known, ", "))
 }
 

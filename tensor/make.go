@@ -32,6 +32,7 @@ func Values[E Element](t *Tensor) ([]E, error) {
 	if want := DTypeOf[E](); t.dtype != want {
 		return nil, fmt.Errorf("%w: %v read as %v", ErrDType, t, want)
 	}
+
 	mem, ok := t.Bytes()
 	if !ok {
 		return nil, fmt.Errorf("%w: %v with strides %v is not contiguous", ErrLayout, t, t.strides)
@@ -91,17 +92,21 @@ func Full[E Element](d DType, shape []int64, v E) (*Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if one, err = Cast(one, d); err != nil {
 		return nil, fmt.Errorf("full: %w", err)
 	}
+
 	out, err := New(d, shape)
 	if err != nil {
 		return nil, fmt.Errorf("full: %w", err)
 	}
+
 	all, err := one.Expand(shape)
 	if err != nil {
 		return nil, fmt.Errorf("full: %w", err)
 	}
+
 	copyElements(out, all)
 	return out, nil
 }
@@ -117,10 +122,12 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 	case !isFinite(start) || !isFinite(end) || !isFinite(step):
 		return nil, fmt.Errorf("arange from %v to %v by %v: a number is not finite: %w", start, end, step, fs.ErrInvalid)
 	}
+
 	out, err := New(DTypeOf[E](), []int64{countSteps(start, end, step)})
 	if err != nil {
 		return nil, fmt.Errorf("arange from %v to %v by %v: %w", start, end, step, err)
 	}
+
 	values := elements[E](out.data)
 	for i := range values {
 		if isInteger[E]() {
@@ -129,6 +136,7 @@ func Arange[E Number](start, end, step E) (*Tensor, error) {
 			values[i] = E(float64(start) + float64(i)*float64(step))
 		}
 	}
+
 	return out, nil
 }
 
@@ -142,9 +150,11 @@ func countSteps[E Number](start, end, step E) int64 {
 		}
 		return int64(max(n, 0))
 	}
+
 	if step > 0 && end <= start || step < 0 && end >= start {
 		return 0
 	}
+
 	// Modulo 2^64 the differences of all integer types are correct.
 	span, by := uint64(end)-uint64(start), uint64(step)
 	if step < 0 {
@@ -167,6 +177,7 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 	if err := ts[0].checkDim(dim); err != nil {
 		return nil, fmt.Errorf("cat: %w", err)
 	}
+
 	shape := slices.Clone(ts[0].shape)
 	shape[dim] = 0
 	for i, t := range ts {
@@ -180,15 +191,18 @@ func Cat(dim int, ts ...*Tensor) (*Tensor, error) {
 			return nil, fmt.Errorf("cat: %w: more elements than an int64 counts", ErrShape)
 		}
 	}
+
 	out, err := New(ts[0].dtype, shape)
 	if err != nil {
 		return nil, fmt.Errorf("cat: %w", err)
 	}
+
 	at := make([]int64, len(shape))
 	for _, t := range ts {
 		copyElements(out.narrow(Box{Offsets: at, Sizes: t.shape}), t)
 		at[dim] += t.shape[dim]
 	}
+
 	return out, nil
 }
 
@@ -231,26 +245,31 @@ func StridedSlice(t *Tensor, begin, end, step []int64) (*Tensor, error) {
 	if n := len(begin); n > t.Dims() || len(end) != n || len(step) != n {
 		return nil, fmt.Errorf("strided slice %v: %w: %d begins, %d ends and %d steps", t, ErrShape, len(begin), len(end), len(step))
 	}
+
 	var turned []int
 	for d := range begin {
 		if step[d] == 0 {
 			return nil, fmt.Errorf("strided slice %v: %w: a step of zero in dimension %d", t, ErrShape, d)
 		}
+
 		lo, hi, by := pythonSlice(begin[d], end[d], step[d], t.shape[d])
 		var err error
 		if t, err = t.Slice(d, lo, hi, by); err != nil {
 			return nil, fmt.Errorf("strided %w", err)
 		}
+
 		if step[d] < 0 {
 			turned = append(turned, d)
 		}
 	}
+
 	for _, d := range turned {
 		var err error
 		if t, err = t.reversed(d); err != nil {
 			return nil, fmt.Errorf("strided slice: %w", err)
 		}
 	}
+
 	return t, nil
 }
 
@@ -261,6 +280,7 @@ func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
 	if step < 0 {
 		least, most = -1, n-1
 	}
+
 	index := func(i int64) int64 {
 		if i < 0 {
 			i += n
@@ -271,6 +291,7 @@ func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
 	if step > 0 {
 		return lo, max(lo, hi), step
 	}
+
 	by = -max(step, -math.MaxInt64)
 	if lo <= hi {
 		return 0, 0, by
@@ -283,14 +304,17 @@ func (t *Tensor) reversed(d int) (*Tensor, error) {
 	if t.placeholder {
 		return t, nil
 	}
+
 	out, err := New(t.dtype, t.shape)
 	if err != nil {
 		return nil, err
 	}
+
 	from, to := tensorRow(t, d), tensorRow(out, d)
 	for i := range t.shape[d] {
 		copyElements(to(t.shape[d]-1-i), from(i))
 	}
+
 	return out, nil
 }
 

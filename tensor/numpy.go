@@ -29,14 +29,17 @@ func NumpyHeader(d DType, shape []int64, void bool) ([]byte, error) {
 	case !ok:
 		return nil, fmt.Errorf("%w: %v", errNumpy, d)
 	}
+
 	var dims strings.Builder
 	for _, n := range shape {
 		fmt.Fprintf(&dims, "%d, ", n)
 	}
+
 	tuple := strings.TrimSuffix(dims.String(), " ")
 	if len(shape) != 1 {
 		tuple = strings.TrimSuffix(tuple, ",")
 	}
+
 	text := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, tuple)
 	const fixed = 10 // magic, version, length
 	pad := 63 - (fixed+len(text))%64

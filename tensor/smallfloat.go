@@ -93,6 +93,7 @@ func (k float8) float32Bits(b uint8) uint32 {
 	if k.fnuz {
 		isNaN = b == k.nan
 	}
+
 	exp, frac := code>>k.fracBits, code&(1<<k.fracBits-1)
 	switch {
 	case isNaN && k.fnuz:
@@ -105,6 +106,7 @@ func (k float8) float32Bits(b uint8) uint32 {
 		unit := math.Float32frombits((127 + 1 - k.bias - k.fracBits) << 23)
 		return sign | math.Float32bits(float32(frac)*unit)
 	}
+
 	return sign | (exp+127-k.bias)<<23 | frac<<(23-k.fracBits)
 }
 
@@ -127,6 +129,7 @@ func (k float8) round(v uint32) uint8 {
 		a += 1<<(shift-1) - 1 + a>>shift&1
 		code = uint8((a - (127-k.bias)<<23) >> shift)
 	}
+
 	if k.fnuz && code == 0 {
 		return 0
 	}
@@ -188,6 +191,7 @@ func float16Bits(h uint16) uint32 {
 	case exp == 0:
 		return sign | math.Float32bits(float32(frac)/(1<<24))
 	}
+
 	return sign | (exp+127-15)<<23 | frac<<13
 }
 

@@ -88,6 +88,7 @@ func FromStrided(d DType, shape, strides []int64, offset int64, data []byte) (*T
 	if offset < 0 || slices.ContainsFunc(strides, func(s int64) bool { return s < 0 }) {
 		return nil, fmt.Errorf("%w: negative stride or offset in %v + %d", ErrShape, strides, offset)
 	}
+
 	held := int64(len(data) / d.Size())
 	if !slices.Contains(shape, 0) && !reaches(shape, strides, offset, held) {
 		return nil, fmt.Errorf("%w: %v with strides %v from %d on leaves the %d elements of its memory",
@@ -102,6 +103,7 @@ func reaches(shape, strides []int64, offset, held int64) bool {
 	if offset >= held {
 		return false
 	}
+
 	left := held - 1 - offset
 	for d, n := range shape {
 		if n > 1 && strides[d] > left/(n-1) {
@@ -109,6 +111,7 @@ func reaches(shape, strides []int64, offset, held int64) bool {
 		}
 		left -= (n - 1) * strides[d]
 	}
+
 	return true
 }
 
@@ -219,11 +222,13 @@ func (t *Tensor) Slice(dim int, start, end, step int64) (*Tensor, error) {
 	if start < 0 || end < start || end > t.shape[dim] || step < 1 {
 		return nil, fmt.Errorf("slice %v: %w: [%d:%d:%d] in dimension %d", t, ErrShape, start, end, step, dim)
 	}
+
 	shape, strides := slices.Clone(t.shape), slices.Clone(t.strides)
 	shape[dim] = 0
 	if end > start {
 		shape[dim] = (end-start-1)/step + 1
 	}
+
 	// A single index has no neighbour, and the product could overflow.
 	if shape[dim] > 1 {
 		strides[dim] *= step
@@ -251,10 +256,12 @@ func (t *Tensor) Expand(shape []int64) (*Tensor, error) {
 	if _, err := NumBytes(t.dtype, shape); err != nil {
 		return nil, fmt.Errorf("expand %v: %w", t, err)
 	}
+
 	added := len(shape) - len(t.shape)
 	if added < 0 {
 		return nil, fmt.Errorf("expand %v: %w: %v has fewer dimensions", t, ErrShape, shape)
 	}
+
 	strides := make([]int64, len(shape))
 	for d, n := range t.shape {
 		switch {
@@ -264,6 +271,7 @@ func (t *Tensor) Expand(shape []int64) (*Tensor, error) {
 			return nil, fmt.Errorf("expand %v: %w: dimension %d does not become %d", t, ErrShape, d, shape[added+d])
 		}
 	}
+
 	return t.view(slices.Clone(shape), strides, t.offset), nil
 }
 
@@ -304,6 +312,7 @@ func (t *Tensor) eachFlat(lo, hi int64, f func(part *Tensor, at, end int64)) {
 	if lo == hi {
 		return
 	}
+
 	at := int64(0)
 	for _, b := range appendFlat(nil, t.shape, nil, lo, hi) {
 		part := t.narrow(b)
@@ -361,6 +370,7 @@ func (t *Tensor) AppendRuns(runs [][]byte, least int64) ([][]byte, bool) {
 		outer--
 		run *= t.shape[outer]
 	}
+
 	switch {
 	case t.placeholder:
 		return runs, false
@@ -369,6 +379,7 @@ func (t *Tensor) AppendRuns(runs [][]byte, least int64) ([][]byte, bool) {
 	case run*size < least:
 		return runs, false
 	}
+
 	index := make([]int64, outer)
 	for at := t.offset; ; {
 		runs = append(runs, t.data[at*size:(at+run)*size:(at+run)*size])
@@ -381,6 +392,7 @@ func (t *Tensor) AppendRuns(runs [][]byte, least int64) ([][]byte, bool) {
 			at -= t.shape[d] * t.strides[d]
 			index[d] = 0
 		}
+
 		if d < 0 {
 			return runs, true
 		}
@@ -415,12 +427,14 @@ func (t *Tensor) ReadAt(p []byte, off int64) error {
 		copy(p, mem[off:])
 		return nil
 	}
+
 	size := t.size()
 	if skip := off % size; skip != 0 {
 		n := min(size-skip, int64(len(p)))
 		copy(p[:n], t.element(off / size)[skip:])
 		p, off = p[n:], off+n
 	}
+
 	lo, whole := off/size, int64(len(p))/size
 	t.gather(p[:whole*size], lo, lo+whole)
 	if rest := p[whole*size:]; len(rest) > 0 {
@@ -435,6 +449,7 @@ func Equal(a, b *Tensor) bool {
 	if a.dtype != b.dtype || !slices.Equal(a.shape, b.shape) {
 		return false
 	}
+
 	n, step := a.NumElements(), int64(compareBytes)/a.size()
 	scratchA, scratchB := a.scratch(min(n, step)), b.scratch(min(n, step))
 	for lo := int64(0); lo < n; lo += step {
@@ -443,6 +458,7 @@ func Equal(a, b *Tensor) bool {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -455,6 +471,7 @@ func (t *Tensor) WriteTo(w io.Writer) (int64, error) {
 		n, err := w.Write(mem)
 		return int64(n), err
 	}
+
 	total, done := t.NumBytes(), int64(0)
 	buf := make([]byte, min(total, maxPiece))
 	for done < total {
@@ -468,6 +485,7 @@ func (t *Tensor) WriteTo(w io.Writer) (int64, error) {
 			return done, err
 		}
 	}
+
 	return done, nil
 }
 
@@ -483,10 +501,12 @@ func Placeholder(d DType, shape []int64) (*Tensor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("placeholder: %w", err)
 	}
+
 	t, err := zero.Expand(shape)
 	if err != nil {
 		return nil, fmt.Errorf("placeholder: %w", err)
 	}
+
 	t.placeholder = t.NumElements() > 0
 	return t, nil
 }
