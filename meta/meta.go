@@ -199,11 +199,13 @@ func (m *Metadata) Scales(e *Entry) (*Entry, bool) {
 	if e.Tensor.Scales != "" {
 		return m.Find(e.Tensor.Scales)
 	}
+
 	for _, end := range scaleEnds {
 		if s, ok := m.Find(e.FQN + end); ok && s.Tensor != nil && s.Tensor.DType.IsFloat() {
 			return s, true
 		}
 	}
+
 	return nil, false
 }
 
@@ -222,6 +224,7 @@ func (m *Metadata) Location(i Index) (*Location, bool) {
 	case e.Tensor == nil:
 		return nil, false
 	}
+
 	n, ok := e.Tensor.FindChunk(i.Offset, i.Hint)
 	if !ok || n >= len(e.Tensor.Locs) {
 		return nil, false
@@ -238,6 +241,7 @@ func (m *Metadata) FindMissing(fqn string) (*Missing, bool) {
 	if _, ok := m.Find(fqn); ok {
 		return nil, false
 	}
+
 	for at := fqn; ; at = at[:max(0, strings.LastIndexByte(at, '.'))] {
 		i, ok := slices.BinarySearchFunc(m.Missing, at, func(x Missing, s string) int { return strings.Compare(x.FQN, s) })
 		for ; ok && i < len(m.Missing) && m.Missing[i].FQN == at; i++ {
@@ -287,12 +291,14 @@ func (m *Metadata) CheckWhole(want func(fqn string) bool) error {
 			}
 		}
 	}
+
 	switch n := len(names); {
 	case n == 0:
 		return nil
 	case n > maxLost:
 		names = append(names[:maxLost], fmt.Sprintf("and %d more", n-maxLost))
 	}
+
 	return fmt.Errorf("%s cannot be read: %w", strings.Join(names, ", "), first.Err)
 }
 
@@ -307,6 +313,7 @@ func (m *Metadata) Ties() map[string]string {
 	}) {
 		return nil
 	}
+
 	var out map[string]string
 	first := make(map[place]*Entry, len(m.Entries)) // by the place of the first chunk that has bytes
 	for i := range m.Entries {
@@ -314,10 +321,12 @@ func (m *Metadata) Ties() map[string]string {
 		if e.Tensor == nil {
 			continue
 		}
+
 		j := slices.IndexFunc(e.Tensor.Locs, func(l Location) bool { return l.Length > 0 })
 		if j < 0 {
 			continue
 		}
+
 		at := e.place(j)
 		lead, ok := first[at]
 		switch {
@@ -330,6 +339,7 @@ func (m *Metadata) Ties() map[string]string {
 			out[e.FQN] = lead.FQN
 		}
 	}
+
 	return out
 }
 
@@ -355,11 +365,13 @@ func (e *Entry) tied(o *Entry) bool {
 	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) || len(a.Locs) != len(b.Locs) || len(a.Locs) != len(a.Chunks) || len(b.Locs) != len(b.Chunks) {
 		return false
 	}
+
 	for i := range a.Locs {
 		if !a.Chunks[i].Equal(b.Chunks[i]) || a.Locs[i].Length > 0 && e.place(i) != o.place(i) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -381,6 +393,7 @@ func (e *Entry) NumBytes() int64 {
 	if e.Tensor == nil {
 		return 0
 	}
+
 	n, err := tensor.NumBytes(e.Tensor.DType, e.Tensor.Shape)
 	if err != nil {
 		return 0
@@ -398,15 +411,18 @@ func (m *Metadata) Inside() map[string]string {
 			values[e.Path.FQN()] = e
 		}
 	}
+
 	out := map[string]string{}
 	if len(values) == 0 {
 		return out
 	}
+
 	for i := range m.Entries {
 		e := &m.Entries[i]
 		if e.Tensor == nil || len(e.Path) < 2 {
 			continue
 		}
+
 		spelled, n := e.Path.FQN(), 0
 		for j, s := range e.Path[:len(e.Path)-1] {
 			n += len(s.String())
@@ -417,6 +433,7 @@ func (m *Metadata) Inside() map[string]string {
 			n++ // the dot
 		}
 	}
+
 	return out
 }
 
@@ -430,6 +447,7 @@ func (m *Metadata) Validate() error {
 	if m.PlannerData != nil && !json.Valid(m.PlannerData) {
 		p.add("planner data is not JSON")
 	}
+
 	for i := range m.Entries {
 		e := &m.Entries[i]
 		if err := CheckFQN(e.FQN); err != nil {
@@ -440,6 +458,7 @@ func (m *Metadata) Validate() error {
 		}
 		p.checkEntry(e)
 	}
+
 	if len(p) == 0 {
 		return nil
 	}
@@ -481,6 +500,7 @@ func (p *problems) checkEntry(e *Entry) {
 			p.add("%q: %s", e.FQN, text)
 		}
 	}
+
 	if (e.Tensor == nil) == (e.Bytes == nil) {
 		p.add("%q: want either a tensor or a value", e.FQN)
 	}
@@ -497,14 +517,17 @@ func (p *problems) checkTensor(fqn string, t *Tensor) {
 		p.add("%q: %v", fqn, err)
 		return
 	}
+
 	for _, c := range t.Chunks {
 		if err := c.Check(t.Shape); err != nil {
 			p.add("%q: %v", fqn, err)
 		}
 	}
+
 	if t.Locs != nil && len(t.Locs) != len(t.Chunks) {
 		p.add("%q: %d places for %d chunks", fqn, len(t.Locs), len(t.Chunks))
 	}
+
 	for i := range t.Locs {
 		p.checkLocation(fqn, &t.Locs[i])
 	}
