@@ -159,6 +159,7 @@ func (e *encoder) dict(v reflect.Value, depth int) {
 		m[k.String()] = x
 		escape = escape || strings.HasPrefix(k.String(), "$") || !utf8.ValidString(k.String())
 	}
+
 	keys := slices.Sorted(maps.Keys(m))
 	entry := func(k, between string) {
 		e.text(k)
@@ -169,6 +170,7 @@ func (e *encoder) dict(v reflect.Value, depth int) {
 		e.list("{", len(keys), func(i int) { entry(keys[i], ":") }, "}")
 		return
 	}
+
 	e.special("$map", func() {
 		e.list("[", len(keys), func(i int) {
 			e.add("[")
@@ -192,10 +194,12 @@ func (e *encoder) intDict(v reflect.Value, depth int) {
 		}
 		return cmp.Compare(a.Uint(), b.Uint())
 	})
+
 	pairs := make([]Pair, len(keys))
 	for i, k := range keys {
 		pairs[i] = Pair{k.Interface(), v.MapIndex(k).Interface()}
 	}
+
 	e.special("$dict", func() { e.pairs(pairs, depth) })
 }
 
@@ -219,6 +223,7 @@ func appendFloat(b []byte, f float64) []byte {
 	case math.IsInf(f, -1):
 		return append(b, `{"$float":"-inf"}`...)
 	}
+
 	n := len(b)
 	b = strconv.AppendFloat(b, f, 'g', -1, 64)
 	if !bytes.ContainsAny(b[n:], ".e") {
@@ -266,6 +271,7 @@ func (e *encoder) tensor(t *tensor.Tensor) {
 		e.fail("a tensor of dtype %v", t.DType())
 		return
 	}
+
 	e.add(`{"dtype":"` + t.DType().String() + `","shape":`)
 	e.list("[", t.Dims(), func(i int) { e.b = strconv.AppendInt(e.b, t.Shape()[i], 10) }, "]")
 	e.add(`,"data":`)
@@ -280,6 +286,7 @@ func (e *encoder) object(o *Object, depth int) {
 	e.text(o.Module)
 	e.add(`,"name":`)
 	e.text(o.Name)
+
 	field := func(name string, present bool, content func()) {
 		if present {
 			e.add(`,"` + name + `":`)
@@ -303,9 +310,11 @@ func decodeJSON(data []byte) (any, error) {
 	if err := j.Decode(&v); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrEncoding, err)
 	}
+
 	if _, err := j.Token(); err != io.EOF {
 		return nil, fmt.Errorf("%w: bytes after the value", ErrEncoding)
 	}
+
 	var d decoder
 	out := d.value(v, 0)
 	if d.err != nil {
@@ -337,9 +346,11 @@ func (d *decoder) value(v any, depth int) any {
 	if depth > maxDepth {
 		d.fail("nested deeper than %d", maxDepth)
 	}
+
 	if d.err != nil {
 		return nil
 	}
+
 	switch v := v.(type) {
 	case json.Number:
 		return d.number(string(v))
@@ -348,6 +359,7 @@ func (d *decoder) value(v any, depth int) any {
 	case map[string]any:
 		return d.dict(v, depth)
 	}
+
 	return v
 }
 
@@ -359,16 +371,19 @@ func (d *decoder) number(s string) any {
 		}
 		return f
 	}
+
 	if i, err := strconv.ParseInt(s, 10, 64); err == nil {
 		return i
 	}
 	if u, err := strconv.ParseUint(s, 10, 64); err == nil {
 		return u
 	}
+
 	if len(s) > maxDigits {
 		d.fail("an integer of %d digits", len(s))
 		return nil
 	}
+
 	n, ok := new(big.Int).SetString(s, 10)
 	if !ok {
 		d.fail("%q is not a number", s)
@@ -395,6 +410,7 @@ func (d *decoder) pairs(v any, depth int) []Pair {
 		}
 		out[i] = Pair{kv[0], kv[1]}
 	}
+
 	return out
 }
 
@@ -406,9 +422,11 @@ func (d *decoder) dict(m map[string]any, depth int) any {
 			}
 		}
 	}
+
 	for k := range m {
 		m[k] = d.value(m[k], depth+1)
 	}
+
 	return m
 }
 
@@ -446,6 +464,7 @@ func (d *decoder) special(k string, v any, depth int) any {
 	case "$object":
 		return d.object(v, depth)
 	}
+
 	d.fail("object with key %q", k)
 	return nil
 }
@@ -467,6 +486,7 @@ func (d *decoder) float(v any) float64 {
 	case "-inf":
 		return math.Inf(-1)
 	}
+
 	d.fail("$float of %v", v)
 	return 0
 }
@@ -485,19 +505,23 @@ func (d *decoder) tensor(v any) *tensor.Tensor {
 	if len(m) != 3 {
 		d.fail("$tensor has %d fields, not dtype, shape and data", len(m))
 	}
+
 	name := as[string](d, m["dtype"], "the dtype of a tensor")
 	dtype, err := tensor.ParseDType(name)
 	if err != nil || dtype.String() != name {
 		d.fail("$tensor of dtype %.40q", name)
 	}
+
 	shape := []int64{}
 	for _, n := range d.list(m["shape"], 0) {
 		shape = append(shape, as[int64](d, n, "a dimension"))
 	}
+
 	data := d.base64(m["data"])
 	if d.err != nil {
 		return nil
 	}
+
 	t, err := tensor.FromBytes(dtype, shape, data)
 	if err != nil {
 		d.fail("$tensor: %w", err)
@@ -512,6 +536,7 @@ func (d *decoder) object(v any, depth int) *Object {
 			d.fail("$object has no %s", k)
 		}
 	}
+
 	for k, f := range m {
 		switch k {
 		case "module":
@@ -539,6 +564,7 @@ func (d *decoder) object(v any, depth int) *Object {
 			d.fail("an object has no field %q", k)
 		}
 	}
+
 	return o
 }
 

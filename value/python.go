@@ -76,6 +76,7 @@ func (o *Object) Attributes() map[string]any {
 	if !ok {
 		parts = Tuple{o.State}
 	}
+
 	for _, p := range parts {
 		switch p := p.(type) {
 		case map[string]any:
@@ -88,6 +89,7 @@ func (o *Object) Attributes() map[string]any {
 			}
 		}
 	}
+
 	return out
 }
 

@@ -130,6 +130,7 @@ func isSmall(v any) bool {
 		}
 		return len(v) <= few
 	}
+
 	return false
 }
 
@@ -142,6 +143,7 @@ func (r *Replacer) value(v any) (any, error) {
 	if len(r.at) > maxWalk {
 		return nil, fmt.Errorf("%w: nested deeper than %d", ErrValue, maxWalk)
 	}
+
 	return r.once(v, func() (any, bool, error) {
 		out, replaced, err := r.With(r.at, v)
 		if replaced {
@@ -152,6 +154,7 @@ func (r *Replacer) value(v any) (any, error) {
 			}
 			out, err = r.copy(v, steps{})
 		}
+
 		return out, true, err
 	})
 }
@@ -177,6 +180,7 @@ func (r *Replacer) before(id, v any) (any, bool) {
 	if id == nil || !ok {
 		return nil, false
 	}
+
 	if p.replaced {
 		r.replaced++
 		const each = 32 // bytes of a step beside its text
@@ -184,11 +188,13 @@ func (r *Replacer) before(id, v any) (any, bool) {
 		for _, s := range r.at {
 			way += each + int64(len(s))
 		}
+
 		if n := int64(1 + size(v)); way <= r.Again/n {
 			r.Again -= way * n
 			return nil, false
 		}
 	}
+
 	return p.copy, true
 }
 
@@ -243,11 +249,13 @@ func (r *Replacer) below(step string, taken steps, v any) (any, error) {
 	if isScalar(v) {
 		return v, nil
 	}
+
 	if taken != nil {
 		if taken[step]++; taken[step] > 1 {
 			step += "#" + strconv.Itoa(taken[step])
 		}
 	}
+
 	r.at = append(r.at, step)
 	out, err := r.value(v)
 	r.at = r.at[:len(r.at)-1]
@@ -258,6 +266,7 @@ func (r *Replacer) list(v []any, taken steps) (_ []any, err error) {
 	if v == nil {
 		return nil, nil
 	}
+
 	out := make([]any, len(v))
 	for i, e := range v {
 		if isScalar(e) {
@@ -266,6 +275,7 @@ func (r *Replacer) list(v []any, taken steps) (_ []any, err error) {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -274,6 +284,7 @@ func (r *Replacer) dict(v map[string]any, taken steps, members ...string) (_ map
 	if v == nil {
 		return nil, nil
 	}
+
 	out := make(map[string]any, len(v))
 	for _, k := range slices.Sorted(maps.Keys(v)) {
 		if slices.Contains(members, k) {
@@ -285,6 +296,7 @@ func (r *Replacer) dict(v map[string]any, taken steps, members ...string) (_ map
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -292,6 +304,7 @@ func (r *Replacer) pairs(v []Pair, taken steps) (_ []Pair, err error) {
 	if v == nil {
 		return nil, nil
 	}
+
 	out := make([]Pair, len(v))
 	for i, p := range v {
 		if out[i].Key, err = r.below("key", taken, p.Key); err != nil {
@@ -303,6 +316,7 @@ func (r *Replacer) pairs(v []Pair, taken steps) (_ []Pair, err error) {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -316,12 +330,14 @@ func (r *Replacer) object(v *Object) (_ *Object, err error) {
 	if out.Kwargs, err = r.dict(v.Kwargs, taken); err != nil {
 		return nil, err
 	}
+
 	if out.Pairs, err = r.pairs(v.Pairs, taken); err != nil {
 		return nil, err
 	}
 	if out.Args, err = r.list(v.Args, taken); err != nil {
 		return nil, err
 	}
+
 	out.Items, err = r.list(v.Items, taken)
 	return &out, err
 }
@@ -333,6 +349,7 @@ func (r *Replacer) state(v any, taken steps) (any, error) {
 	if !ok || len(t) != 2 {
 		return r.attributes("state", v, taken)
 	}
+
 	out := make(Tuple, len(t))
 	for i := range t {
 		var err error
@@ -340,6 +357,7 @@ func (r *Replacer) state(v any, taken steps) (any, error) {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -350,11 +368,13 @@ func (r *Replacer) attributes(step string, v any, taken steps) (any, error) {
 	if _, isDict := v.(*Dict); !isMap && !isDict {
 		return r.below(step, taken, v)
 	}
+
 	return r.once(v, func() (any, bool, error) {
 		if !isMap {
 			out, err := r.copy(v, taken)
 			return out, true, err
 		}
+
 		_, hasModules := attrs["_modules"]
 		_, hasParameters := attrs["_parameters"]
 		var members []string

@@ -76,6 +76,7 @@ func Encode(v any) (codec string, data []byte, err error) {
 		}
 		return Raw, append([]byte{}, data...), nil
 	}
+
 	var e encoder
 	if e.value(reflect.ValueOf(v), 0); e.err != nil {
 		return "", nil, e.err
@@ -120,10 +121,12 @@ func DecodeLike(codec string, data []byte, like any) (any, error) {
 			return v.Interface(), nil
 		}
 	}
+
 	v, err := Decode(codec, data)
 	if err != nil || v == nil || like == nil {
 		return v, err
 	}
+
 	if c, ok := convert(reflect.ValueOf(v), reflect.TypeOf(like), 0); ok {
 		return c.Interface(), nil
 	}
@@ -142,6 +145,7 @@ func unmarshaler(like any) (encoding.BinaryUnmarshaler, reflect.Value) {
 		}
 		return u, rv
 	}
+
 	p := reflect.New(t)
 	u, _ := p.Interface().(encoding.BinaryUnmarshaler)
 	return u, p.Elem()
@@ -159,6 +163,7 @@ func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 	for v.Kind() == reflect.Interface {
 		v = v.Elem()
 	}
+
 	none := reflect.Value{}
 	switch {
 	case depth > maxDepth: // a type of pointers to itself
@@ -190,6 +195,7 @@ func convert(v reflect.Value, t reflect.Type, depth int) (reflect.Value, bool) {
 	case t.Kind() == v.Kind() && (t.Kind() == reflect.String || t.Kind() == reflect.Bool):
 		return v.Convert(t), true
 	}
+
 	return convertNumber(v, t)
 }
 
@@ -222,6 +228,7 @@ func convertNumber(v reflect.Value, t reflect.Type) (reflect.Value, bool) {
 	default:
 		return out, false
 	}
+
 	return out, true
 }
 
@@ -262,6 +269,7 @@ func convertDict(d *Dict, t reflect.Type, depth int) (reflect.Value, bool) {
 	if d.Ordered || (k > reflect.Complex128 && k != reflect.String) {
 		return reflect.Value{}, false
 	}
+
 	out := reflect.MakeMapWithSize(t, len(d.Pairs))
 	for _, p := range d.Pairs {
 		k, okKey := convert(reflect.ValueOf(p.Key), t.Key(), depth+1)
@@ -271,5 +279,6 @@ func convertDict(d *Dict, t reflect.Type, depth int) (reflect.Value, bool) {
 		}
 		out.SetMapIndex(k, e)
 	}
+
 	return out, out.Len() == len(d.Pairs)
 }
