@@ -113,6 +113,7 @@ func (e Explicit) String() string {
 			}
 		}
 	}
+
 	return b.String()
 }
 
@@ -121,10 +122,12 @@ func (e Explicit) local(shape []int64, rank int) ([]Part, []int64, error) {
 	if _, err := tensor.NumElements(shape); err != nil {
 		return nil, nil, err
 	}
+
 	parts := slices.Clone(e.ByRank[rank])
 	if len(parts) == 0 {
 		return nil, nowhere(), nil
 	}
+
 	var held int64
 	reach := make([]int64, len(shape))
 	for i := range parts {
@@ -132,6 +135,7 @@ func (e Explicit) local(shape []int64, rank int) ([]Part, []int64, error) {
 		if p.Local == nil {
 			p.Local = make([]int64, len(shape))
 		}
+
 		if err := p.stretch(reach, shape); err != nil {
 			return nil, nil, err
 		}
@@ -140,6 +144,7 @@ func (e Explicit) local(shape []int64, rank int) ([]Part, []int64, error) {
 		}
 		held += p.Box.Volume()
 	}
+
 	n, err := tensor.NumElements(reach)
 	if err != nil {
 		return nil, nil, err
@@ -158,12 +163,14 @@ func (p Part) stretch(reach, shape []int64) error {
 	if len(p.Local) != len(shape) {
 		return fmt.Errorf("%w: local offset %v of box %v", ErrLayout, p.Local, p.Box)
 	}
+
 	for d, at := range p.Local {
 		if at < 0 || at > math.MaxInt64-p.Box.Sizes[d] {
 			return fmt.Errorf("%w: local offset %v of box %v", ErrLayout, p.Local, p.Box)
 		}
 		reach[d] = max(reach[d], at+p.Box.Sizes[d])
 	}
+
 	return nil
 }
 
@@ -192,19 +199,23 @@ func (f Flat) Parts(shape []int64, rank int) ([]Part, error) {
 	if err != nil {
 		return nil, fmt.Errorf("flat layout: %w", err)
 	}
+
 	if n, _ := tensor.NumElements(shape); n == 0 && f.holds(rank) {
 		return []Part{{Box: tensor.Whole(shape), Local: []int64{0}}}, nil
 	}
+
 	boxes, err := tensor.FlatBoxes(shape, at.lo, at.hi)
 	if err != nil {
 		return nil, fmt.Errorf("flat layout: %w", err)
 	}
+
 	out := make([]Part, len(boxes))
 	var local int64
 	for i, b := range boxes {
 		out[i] = Part{Box: b, Local: []int64{local}}
 		local += b.Volume()
 	}
+
 	return out, nil
 }
 
@@ -240,14 +251,17 @@ func (f Flat) interval(shape []int64, rank int) (span, error) {
 	if err != nil {
 		return span{}, err
 	}
+
 	if f.Even < 0 || (f.Even > 0) == (len(f.Intervals) > 0) {
 		return span{}, fmt.Errorf("%w: even over %d ranks with %d intervals", ErrLayout, f.Even, len(f.Intervals))
 	}
+
 	for r, v := range f.Intervals {
 		if v[0] < 0 || v[1] < v[0] || v[1] > n {
 			return span{}, fmt.Errorf("%w: rank %d holds [%d, %d) of %d elements", tensor.ErrShape, r, v[0], v[1], n)
 		}
 	}
+
 	if !f.holds(rank) {
 		return span{}, nil
 	}

@@ -32,6 +32,7 @@ func (m Mesh) Check() error {
 	if _, err := m.size(); err != nil {
 		return err
 	}
+
 	sorted := slices.Sorted(slices.Values(m.Ranks))
 	for i, r := range sorted {
 		switch {
@@ -41,6 +42,7 @@ func (m Mesh) Check() error {
 			return fmt.Errorf("%w: rank %d is twice in the mesh", ErrLayout, r)
 		}
 	}
+
 	return m.checkNames()
 }
 
@@ -51,11 +53,13 @@ func (m Mesh) checkNames() error {
 	if len(m.Names) != len(m.Shape) {
 		return fmt.Errorf("%w: %d names for a mesh of %d dimensions", ErrLayout, len(m.Names), len(m.Shape))
 	}
+
 	for i, name := range m.Names {
 		if slices.Contains(m.Names[:i], name) {
 			return fmt.Errorf("%w: mesh dimension name %q is used twice", ErrLayout, name)
 		}
 	}
+
 	return nil
 }
 
@@ -83,6 +87,7 @@ func (m Mesh) size() (int, error) {
 		}
 		n *= s
 	}
+
 	if m.Ranks != nil && len(m.Ranks) != n {
 		return 0, fmt.Errorf("%w: %d ranks for a mesh of %d", ErrLayout, len(m.Ranks), n)
 	}
@@ -96,6 +101,7 @@ func (m Mesh) coord(rank int) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	at := rank
 	if m.Ranks != nil {
 		at = slices.Index(m.Ranks, rank)
@@ -103,13 +109,16 @@ func (m Mesh) coord(rank int) ([]int, error) {
 			return nil, fmt.Errorf("%w: rank %d is twice in the mesh", ErrLayout, rank)
 		}
 	}
+
 	if rank < 0 || at < 0 || at >= n {
 		return nil, nil
 	}
+
 	c := make([]int, len(m.Shape))
 	for d := len(c) - 1; d >= 0; d-- {
 		c[d], at = at%m.Shape[d], at/m.Shape[d]
 	}
+
 	return c, nil
 }
 
@@ -123,10 +132,12 @@ func joinInts(v []int) string {
 		for j < len(v) && v[j] == v[j-1]+1 {
 			j++
 		}
+
 		if i > 0 {
 			b.WriteByte(' ')
 		}
 		b.WriteString(strconv.Itoa(v[i]))
+
 		switch {
 		case j-i > 2:
 			b.WriteString("..")
@@ -134,8 +145,10 @@ func joinInts(v []int) string {
 		case j-i == 2:
 			j--
 		}
+
 		i = j
 	}
+
 	b.WriteByte(']')
 	return b.String()
 }
@@ -201,13 +214,16 @@ func (m Matrix) grid(shape []int64, rank int) (grid, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := m.check(len(shape)); err != nil {
 		return nil, err
 	}
+
 	coord, folded, err := m.coord(rank)
 	if err != nil || coord == nil {
 		return nil, err
 	}
+
 	for d, axes := range m.TensorMap {
 		var cutBy []int // axes counted from the left
 		for _, a := range axes {
@@ -219,6 +235,7 @@ func (m Matrix) grid(shape []int64, rank int) (grid, error) {
 			return nil, fmt.Errorf("dimension %d: %w", d, err)
 		}
 	}
+
 	return g, nil
 }
 
@@ -229,9 +246,11 @@ func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error)
 	if slices.Contains(axes, folded) {
 		count = m.Device[folded]
 	}
+
 	if count > maxParts {
 		return nil, fmt.Errorf("%w: %d slices on one rank, at most %d", ErrLayout, count, maxParts)
 	}
+
 	var out spans
 	for i := range count {
 		at := span{0, length}
@@ -240,18 +259,22 @@ func (m Matrix) held(length int64, axes, coord []int, folded int) (spans, error)
 			if a == folded {
 				index = i
 			}
+
 			rule := m.Rule
 			if slices.Contains(m.Uneven, a) {
 				rule = Ceil
 			}
+
 			lo, hi, err := rule.chunk(at.hi-at.lo, int64(m.Device[a]), int64(index))
 			if err != nil {
 				return nil, err
 			}
 			at = span{at.lo + lo, at.lo + hi}
 		}
+
 		out = out.add(at)
 	}
+
 	return out, nil
 }
 
@@ -264,11 +287,13 @@ func (m Matrix) check(dims int) error {
 	if m.Rule > Ceil {
 		return fmt.Errorf("%w: unknown %v", ErrLayout, m.Rule)
 	}
+
 	for _, a := range m.Uneven {
 		if a < 0 || a >= len(m.Device) {
 			return fmt.Errorf("%w: uneven axis %d of %d", ErrLayout, a, len(m.Device))
 		}
 	}
+
 	used := make([]bool, len(m.Device))
 	for _, entry := range m.TensorMap {
 		for _, a := range entry {
@@ -283,6 +308,7 @@ func (m Matrix) check(dims int) error {
 			}
 		}
 	}
+
 	return Mesh{Shape: m.Device, Names: m.Names}.checkNames()
 }
 
@@ -294,15 +320,18 @@ func (m Matrix) coord(rank int) ([]int, int, error) {
 		c, err := whole.coord(rank)
 		return c, -1, err
 	}
+
 	axis := slices.Index(m.Names, m.Interleaved)
 	if axis < 0 {
 		return nil, -1, fmt.Errorf("%w: no axis is named %q", ErrLayout, m.Interleaved)
 	}
+
 	rest := Mesh{Shape: slices.Delete(slices.Clone(m.Device), axis, axis+1), Ranks: m.Ranks}
 	if n, err := rest.size(); m.Ranks == nil || err != nil || n != len(m.Ranks) {
 		c, err := whole.coord(rank)
 		return c, -1, err
 	}
+
 	c, err := rest.coord(rank)
 	if err != nil || c == nil {
 		return nil, axis, err

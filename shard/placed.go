@@ -43,23 +43,28 @@ func (p Placed) grid(shape []int64, rank int) (grid, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if len(p.Placements) != len(p.Mesh.Shape) {
 		return nil, fmt.Errorf("%w: %d placements for %d mesh dimensions", ErrLayout, len(p.Placements), len(p.Mesh.Shape))
 	}
+
 	cuts := make([]int, len(p.Placements))
 	for m, q := range p.Placements {
 		if cuts[m], err = q.on(len(shape)); err != nil {
 			return nil, err
 		}
 	}
+
 	coord, err := p.Mesh.coord(rank)
 	if err != nil || coord == nil {
 		return nil, err
 	}
+
 	for m, d := range cuts {
 		if d < 0 {
 			continue
 		}
+
 		n, i := int64(p.Mesh.Shape[m]), int64(coord[m])
 		if q := p.Placements[m]; q.kind == strided {
 			g[d], err = g[d].stridedOf(int64(q.split), n, i)
@@ -71,6 +76,7 @@ func (p Placed) grid(shape []int64, rank int) (grid, error) {
 			return nil, err
 		}
 	}
+
 	return g, nil
 }
 
@@ -151,10 +157,12 @@ func (p Placement) on(dims int) (int, error) {
 	case partial:
 		return 0, fmt.Errorf("%w: %v", ErrPartial, p)
 	}
+
 	d := p.dim
 	if d < 0 {
 		d += dims
 	}
+
 	if d < 0 || d >= dims {
 		return 0, fmt.Errorf("%w: %v of a tensor of %d dimensions", ErrLayout, p, dims)
 	}
@@ -204,6 +212,7 @@ func (r Rule) chunk(length, n, i int64) (lo, hi int64, err error) {
 		}
 		return lo, lo + size, nil
 	}
+
 	lo, hi = tensor.CeilChunk(length, n, i)
 	return lo, hi, nil
 }
@@ -234,10 +243,12 @@ func gridShape(l gridded, shape []int64, rank int) ([]int64, error) {
 	if g == nil {
 		return nowhere(), nil
 	}
+
 	out := make([]int64, len(g))
 	for d, s := range g {
 		out[d] = s.length()
 	}
+
 	return out, nil
 }
 
@@ -259,15 +270,18 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 	if g == nil {
 		return nil, nil
 	}
+
 	n := 1
 	for _, s := range g {
 		if n *= len(s); n > maxParts {
 			return nil, fmt.Errorf("%w: more than %d parts on one rank", ErrLayout, maxParts)
 		}
 	}
+
 	if n == 0 {
 		return []Part{g.empty(shape)}, nil
 	}
+
 	starts := make([][]int64, len(g)) // of each span, in the local tensor
 	for d, s := range g {
 		var at int64
@@ -276,6 +290,7 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 			at += p.hi - p.lo
 		}
 	}
+
 	out := make([]Part, n)
 	for i := range out {
 		p, rest := newPart(len(g)), i
@@ -288,6 +303,7 @@ func (g grid) parts(shape []int64) ([]Part, error) {
 		}
 		out[i] = p
 	}
+
 	return out, nil
 }
 
@@ -358,6 +374,7 @@ func (w *walk) take(out spans, lo, hi int64) spans {
 			w.next++
 			continue
 		}
+
 		first := p.lo + lo - w.at
 		last := min(p.hi, first+hi-lo)
 		out = out.add(span{first, last})
@@ -372,11 +389,13 @@ func (s spans) stridedOf(split, n, i int64) (spans, error) {
 	if length == 0 {
 		return nil, nil
 	}
+
 	size := (length-1)/split + 1
 	outer := (length-1)/size + 1
 	if outer > maxParts {
 		return nil, fmt.Errorf("%w: split factor %d makes %d pieces, at most %d", ErrLayout, split, outer, maxParts)
 	}
+
 	var out spans
 	w := walk{from: s}
 	for j := range outer {
@@ -384,5 +403,6 @@ func (s spans) stridedOf(split, n, i int64) (spans, error) {
 		lo, hi := tensor.CeilChunk(min(size, length-at), n, i)
 		out = w.take(out, at+lo, at+hi)
 	}
+
 	return out, nil
 }

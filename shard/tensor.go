@@ -26,6 +26,7 @@ func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor,
 	if err != nil {
 		return nil, err
 	}
+
 	if local == nil {
 		return nil, fmt.Errorf("%w: rank %d has no local tensor, want one of shape %v", tensor.ErrShape, rank, want)
 	}
@@ -33,10 +34,12 @@ func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor,
 		return nil, fmt.Errorf("%w: local tensor %v on rank %d of %v in %v, want shape %v",
 			tensor.ErrShape, local, rank, shape, layout, want)
 	}
+
 	parts, err := layout.Parts(shape, rank)
 	if err != nil {
 		return nil, err
 	}
+
 	t := &Tensor{layout: layout, shape: slices.Clone(shape), rank: rank, local: local, parts: parts}
 	for i, p := range parts {
 		if err := p.fits(shape, want); err != nil {
@@ -44,6 +47,7 @@ func New(layout Layout, shape []int64, rank int, local *tensor.Tensor) (*Tensor,
 		}
 		t.boxes = append(t.boxes, p.Box)
 	}
+
 	return t, nil
 }
 
@@ -87,14 +91,17 @@ func (t *Tensor) Part(i int) (*tensor.Tensor, error) {
 	if i < 0 || i >= len(t.parts) {
 		return nil, fmt.Errorf("%w: part %d of %d", tensor.ErrShape, i, len(t.parts))
 	}
+
 	p := t.parts[i]
 	if len(p.Local) == p.Box.Dims() {
 		return t.local.Narrow(tensor.Box{Offsets: p.Local, Sizes: p.Box.Sizes})
 	}
+
 	run, err := t.local.Narrow(tensor.Box{Offsets: p.Local, Sizes: []int64{p.Box.Volume()}})
 	if err != nil {
 		return nil, err
 	}
+
 	mem, ok := run.Bytes()
 	if !ok {
 		return nil, fmt.Errorf("part %d: %w: flat local tensor %v is not contiguous", i, tensor.ErrLayout, t.local)
@@ -108,10 +115,12 @@ func (p Part) fits(shape, local []int64) error {
 	if err := p.Box.Check(shape); err != nil {
 		return err
 	}
+
 	place := tensor.Box{Offsets: p.Local, Sizes: p.Box.Sizes}
 	if len(local) != len(shape) {
 		place.Sizes = []int64{p.Box.Volume()}
 	}
+
 	if err := place.Check(local); err != nil {
 		return fmt.Errorf("%w: box %v in the local tensor: %w", ErrLayout, p.Box, err)
 	}

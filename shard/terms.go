@@ -33,9 +33,11 @@ func NewTerms(layout Placed, shape []int64, rank int, local *tensor.Tensor) (*Te
 		}
 		t.op, plain.Placements[i] = p.op, Replicate()
 	}
+
 	if t.op == "" {
 		return nil, fmt.Errorf("%w: %v has no outstanding reduction", ErrLayout, layout)
 	}
+
 	var err error
 	t.share, err = New(plain, shape, rank, local)
 	return t, err
@@ -73,11 +75,13 @@ func (t *Terms) Number(rank int) int {
 	if err != nil || at == nil {
 		return -1
 	}
+
 	n := 0
 	for i, p := range t.layout.Placements {
 		if p.kind == partial {
 			n = n*t.layout.Mesh.Shape[i] + at[i]
 		}
 	}
+
 	return n
 }
