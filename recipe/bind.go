@@ -133,18 +133,22 @@ func (b *Binding) Drops(md *meta.Metadata) ([]Dropped, []Check, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	for i := range b.Tensors {
 		back.used[b.Tensors[i].Name] = b.Tensors[i].Rule
 	}
+
 	for _, v := range b.Values {
 		back.used[v.Name] = 0
 	}
+
 	if err := back.prepare(); err != nil {
 		return nil, nil, err
 	}
 	if err := back.drop(); err != nil {
 		return nil, nil, fmt.Errorf("recipe %s, %s to %s: %w", b.Recipe.Name, b.To, b.From, err)
 	}
+
 	slices.SortFunc(back.out.Dropped, func(x, y Dropped) int { return strings.Compare(x.Name, y.Name) })
 	return back.out.Dropped, back.out.Checks, nil
 }
@@ -155,14 +159,17 @@ func newBinder(r *Recipe, from string, md *meta.Metadata, o Options) (*binder, e
 	if err != nil {
 		return nil, err
 	}
+
 	b := &binder{r: r, md: md, src: 0, used: map[string]int{}, made: map[string]int{}, counts: map[string]int{}, lost: map[string]bool{}, dropped: map[string][]remap.Piece{}, learned: map[string]int64{}}
 	if reverse {
 		b.src = 1
 	}
+
 	b.out = &Binding{Recipe: r, From: from, To: r.Sides[1-b.src], Variables: map[string]any{}, options: o}
 	if err := md.CheckWhole(nil); err != nil {
 		return nil, err
 	}
+
 	b.env, err = newEnvironment(r, &nameList{b: b}, o)
 	return b, err
 }
@@ -216,9 +223,11 @@ func (b *binder) match(p *pattern, lists map[string][]string, fn func(name strin
 		if !strings.HasSuffix(all[i].FQN, after) {
 			continue
 		}
+
 		if re == nil {
 			re = p.regexp(lists)
 		}
+
 		if err := b.spend(1 + len(all[i].FQN)*len(re.String())/256); err != nil {
 			return err
 		}
@@ -226,6 +235,7 @@ func (b *binder) match(p *pattern, lists map[string][]string, fn func(name strin
 			return nil
 		}
 	}
+
 	return nil
 }
 
@@ -245,6 +255,7 @@ func (b *binder) bind() error {
 	if err := b.prepare(); err != nil {
 		return err
 	}
+
 	// Rules for any text come last: a rule for certain names, or one that drops names, would
 	// have no effect beside them otherwise.
 	if err := b.apply(func(r *rule) bool { return r.wild() == "" }); err != nil {
@@ -256,6 +267,7 @@ func (b *binder) bind() error {
 	if err := b.apply(func(r *rule) bool { return r.wild() != "" }); err != nil {
 		return err
 	}
+
 	if err := b.keptCopies(); err != nil {
 		return err
 	}
@@ -265,21 +277,25 @@ func (b *binder) bind() error {
 	if len(b.out.Tensors) == 0 {
 		return fmt.Errorf("%w: the result has no tensors", ErrIncomplete)
 	}
+
 	if err := b.checkAdded(); err != nil {
 		return err
 	}
 	if err := b.proveSources(); err != nil {
 		return err
 	}
+
 	slices.SortFunc(b.out.Tensors, func(x, y Tensor) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(b.out.Values, func(x, y Value) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(b.out.Dropped, func(x, y Dropped) int { return strings.Compare(x.Name, y.Name) })
+
 	for _, d := range b.r.variables {
 		_, set := b.env.set[d.name]
 		if v := b.env.variable(d.name); v != nil && (set || !d.fallback) { // shapes may tell another value than a default
 			b.out.Variables[d.name] = v
 		}
 	}
+
 	return nil
 }
 
@@ -308,6 +324,7 @@ func (b *binder) explain(err error) error {
 	if !b.r.hasVariable(u.what) {
 		return fmt.Errorf("%w: give the model's config.json (--config), or set one of %s", err, strings.Join(b.r.Variables(), ", "))
 	}
+
 	if own := (&unknownError{why: b.env.why[u.what]}); own.broken() {
 		return fmt.Errorf("%w: set it with --set %s=VALUE", err, u.what)
 	}
@@ -347,6 +364,7 @@ func (b *binder) unknownCount(c string) error {
 	if d == nil {
 		return fmt.Errorf("%w, and [captures] does not have it", err)
 	}
+
 	i := slices.IndexFunc(d.count.names, func(n string) bool { return b.r.hasVariable(n) && b.env.variable(n) == nil })
 	if i < 0 {
 		return fmt.Errorf("%w: give the model's config.json (--config), which has %s", err, d.count.text)
@@ -365,17 +383,21 @@ func (b *binder) rule(r *rule) error {
 	if r.kind == fillRule {
 		return b.each(r, r.captures(1-b.src), func() error { return b.fill(r) })
 	}
+
 	if wild := r.wild(); wild != "" {
 		return b.wildRule(r, wild)
 	}
+
 	if r.optional {
 		if ok, err := b.present(r); err != nil || !ok {
 			return err
 		}
 	}
+
 	if r.drops(1 - b.src) {
 		return fmt.Errorf("%w: it drops elements of %s (%s), so it works only from %s to %s", ErrIncomplete, b.out.To, r.reason, b.out.To, b.out.From)
 	}
+
 	both := slices.DeleteFunc(r.captures(b.src), func(c string) bool { return !slices.Contains(r.captures(1-b.src), c) })
 	return b.each(r, both, func() error { return b.instance(r) })
 }
@@ -410,6 +432,7 @@ func (b *binder) present(r *rule) (bool, error) {
 			}
 		}
 	}
+
 	return false, nil
 }
 
@@ -423,6 +446,7 @@ func (b *binder) wildRule(r *rule, capture string) error {
 		if _, used := b.used[name]; used {
 			return true
 		}
+
 		found = true
 		b.env.captures = map[string]any{capture: texts[0]}
 		var ok bool
@@ -435,6 +459,7 @@ func (b *binder) wildRule(r *rule, capture string) error {
 	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}
+
 	if !found && !r.optional {
 		return fmt.Errorf("%w: no name that other rules leave matches %s; %s", ErrIncomplete, p.text, b.similar(p.text, p.shape()))
 	}
@@ -452,8 +477,10 @@ func (b *binder) each(r *rule, captures []string, fn func() error) error {
 			}
 		}
 	}
+
 	b.env.captures = map[string]any{}
 	defer func() { b.env.captures = nil }()
+
 	return b.loop(captures, func() error {
 		applies, other := 0, 0
 		if err := b.loop(hidden, func() error {
@@ -467,15 +494,18 @@ func (b *binder) each(r *rule, captures []string, fn func() error) error {
 		}); err != nil {
 			return err
 		}
+
 		for _, c := range hidden {
 			delete(b.env.captures, c)
 		}
+
 		switch {
 		case applies == 0:
 			return nil
 		case other > 0:
 			return fmt.Errorf("%w: its condition %q holds only for some values of %s, which are stacked in one tensor: number them instead", ErrIncomplete, r.when.text, strings.Join(hidden, ", "))
 		}
+
 		return fn()
 	})
 }
@@ -485,6 +515,7 @@ func (b *binder) loop(captures []string, fn func() error) error {
 	if len(captures) == 0 {
 		return fn()
 	}
+
 	c := captures[0]
 	n, ok := b.counts[c]
 	if !ok {
@@ -493,10 +524,12 @@ func (b *binder) loop(captures []string, fn func() error) error {
 	if n > maxNames-b.names {
 		return fmt.Errorf("%w: the rules stand for more than %d names", ErrIncomplete, maxNames)
 	}
+
 	var list []string
 	if d := b.r.captures[c]; d != nil {
 		list = d.list
 	}
+
 	for i := range n {
 		b.names++ // also if another capture has no values
 		if b.env.captures[c] = any(i); list != nil {
@@ -506,6 +539,7 @@ func (b *binder) loop(captures []string, fn func() error) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -540,26 +574,32 @@ func (b *binder) expand(r *rule, side int) ([]held, error) {
 				}
 				h.at[c] = int64(i)
 			}
+
 			name, err := b.choose(t, side)
 			if err != nil {
 				return err
 			}
+
 			if h.name = name; name == "" {
 				return nil
 			}
+
 			if side == b.src {
 				h.entry = b.index[name]
 			}
 			out = append(out, h)
 			return nil
 		})
+
 		for _, c := range own {
 			delete(b.env.captures, c)
 		}
+
 		if err != nil {
 			return nil, err
 		}
 	}
+
 	return out, nil
 }
 
@@ -578,11 +618,13 @@ func (b *binder) choose(t *term, side int) (string, error) {
 			}
 			return name, nil
 		}
+
 		if b.index[name] != nil {
 			return name, nil
 		}
 		names = append(names, name)
 	}
+
 	if t.optional {
 		return "", nil
 	}
@@ -603,19 +645,23 @@ func (b *binder) instance(r *rule) error {
 	if err != nil {
 		return err
 	}
+
 	to, err := b.expand(r, 1-b.src)
 	if err != nil {
 		return err
 	}
+
 	for i := range from {
 		if line, twice := b.used[from[i].name]; twice {
 			return fmt.Errorf("%w: %q is also used by the rule in line %d", ErrIncomplete, from[i].name, line)
 		}
 		b.used[from[i].name] = r.line
 	}
+
 	if slices.ContainsFunc(from, func(h held) bool { return h.entry.Tensor == nil }) {
 		return b.value(r, from, to)
 	}
+
 	s, err := b.sizes(r, from, to)
 	if err != nil {
 		return err

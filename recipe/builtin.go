@@ -48,6 +48,7 @@ func readShipped(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []byte
 	for line := range bytes.Lines(text) {
 		words, found := bytes.CutPrefix(line, []byte("#include "))
@@ -61,12 +62,15 @@ func readShipped(name string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		for _, f := range fields[1:] {
 			from, to, _ := strings.Cut(f, "=")
 			piece = bytes.ReplaceAll(piece, []byte(from), []byte(to))
 		}
+
 		out = append(out, piece...)
 	}
+
 	return out, nil
 }
 
@@ -156,6 +160,7 @@ func Guess(names []string, family string) string {
 			}
 		}
 	}
+
 	return best
 }
 
@@ -192,10 +197,12 @@ func (r *Recipe) matches(side int, names []string) int {
 			}
 		}
 	}
+
 	for _, name := range names {
 		if known[nameShape(name)] {
 			n++
 		}
 	}
+
 	return n
 }

@@ -106,9 +106,11 @@ func (p *plainer) value(v any, depth int) (any, error) {
 	if text, ok := v.(string); ok {
 		size += len(text)
 	}
+
 	if p.left -= size; p.left < 0 || depth < 0 {
 		return nil, errors.New("the value is too large")
 	}
+
 	switch v := v.(type) {
 	case nil, bool, string, int:
 		return v, nil
@@ -138,6 +140,7 @@ func (p *plainer) value(v any, depth int) (any, error) {
 		}
 		return out, nil
 	}
+
 	return nil, fmt.Errorf("%v is of a type that recipes do not have", v)
 }
 
@@ -180,23 +183,28 @@ func newEnvironment(r *Recipe, names *nameList, o Options) (*environment, error)
 	if err != nil {
 		return nil, err
 	}
+
 	e.config, _ = plain.(map[string]any)
 	if plain, err = plainValue(o.Args); err != nil {
 		return nil, err
 	}
+
 	e.args, _ = plain.(map[string]any)
 	for _, d := range r.variables {
 		e.defs[d.name] = d
 	}
+
 	if plain, err = plainValue(o.Set); err != nil {
 		return nil, err
 	}
+
 	e.set, _ = plain.(map[string]any)
 	for name := range e.set {
 		if e.defs[name] == nil {
 			return nil, variableErrorf("%s is not a variable of the recipe %s; it has %s", name, r.Name, strings.Join(slices.Sorted(maps.Keys(e.defs)), ", "))
 		}
 	}
+
 	e.names = names
 	return e, nil
 }
@@ -214,13 +222,16 @@ func (e *environment) call(name string, args []any) (any, error) {
 		}
 		return ceilTo(a, b)
 	}
+
 	if len(args) != 1 {
 		return nil, fmt.Errorf("%s: want a pattern of names", name)
 	}
+
 	pattern, ok := args[0].(string)
 	if !ok {
 		return nil, fmt.Errorf("%s: %v is not a text", name, args[0])
 	}
+
 	n, err := e.names.count(pattern)
 	if name == "has" {
 		return n > 0, err
@@ -243,6 +254,7 @@ func (e *environment) variable(name string) any {
 	if v, ok := e.values[name]; ok {
 		return v
 	}
+
 	d := e.defs[name]
 	if d == nil || e.active[name] {
 		if d != nil {
@@ -250,6 +262,7 @@ func (e *environment) variable(name string) any {
 		}
 		return nil
 	}
+
 	v := d.value
 	if d.expr != nil {
 		e.active[name] = true
@@ -262,6 +275,7 @@ func (e *environment) variable(name string) any {
 		e.captures = captures
 		delete(e.active, name)
 	}
+
 	e.values[name] = v
 	return v
 }
@@ -271,10 +285,12 @@ func (e *environment) condition(x *expression) (bool, error) {
 	if x == nil {
 		return true, nil
 	}
+
 	v, err := x.run(e)
 	if err != nil {
 		return false, err
 	}
+
 	b, ok := v.(bool)
 	if !ok {
 		if v == nil {

@@ -61,6 +61,7 @@ func parseFormula(text string) (root node, names []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	p := &formulaParser{words: words}
 	if root, err = p.coalesce(); err != nil {
 		return nil, nil, err
@@ -96,9 +97,11 @@ func formulaWords(text string) ([]string, error) {
 		case !strings.ContainsRune("()[],.+-*/%<>", rune(c)):
 			return nil, fmt.Errorf("%q has no meaning in a formula", string([]rune(text[i:])[:1]))
 		}
+
 		out = append(out, text[i:i+n])
 		i += n
 	}
+
 	return out, nil
 }
 
@@ -132,6 +135,7 @@ func (p *formulaParser) level(next func() (node, error), ops ...string) (node, e
 			x = &binaryNode{op, x, y}
 		}
 	}
+
 	return nil, err
 }
 
@@ -163,10 +167,12 @@ func (p *formulaParser) compare() (node, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	op, ok := p.take("==", "!=", "<", "<=", ">", ">=", "in")
 	if !ok {
 		return x, nil
 	}
+
 	y, err := p.sum()
 	return &binaryNode{op, x, y}, err
 }
@@ -211,6 +217,7 @@ func (p *formulaParser) primary() (node, error) {
 	case !identifier.MatchString(w) || slices.Contains(reserved, w):
 		return nil, fmt.Errorf("%q is in the wrong place", w)
 	}
+
 	return p.name(w)
 }
 
@@ -223,10 +230,12 @@ func (p *formulaParser) name(w string) (node, error) {
 		args, err := p.items(")")
 		return &callNode{w, args}, err
 	}
+
 	if w != configName && w != argsName {
 		p.names = append(p.names, w)
 		return &nameNode{w}, nil
 	}
+
 	m := &memberNode{of: w}
 	for {
 		if _, ok := p.take("."); !ok {
@@ -239,6 +248,7 @@ func (p *formulaParser) name(w string) (node, error) {
 		p.at++
 		m.path = append(m.path, step)
 	}
+
 	if len(m.path) == 0 {
 		return nil, fmt.Errorf("%s without a member, such as %s.hidden_size", w, w)
 	}
@@ -251,15 +261,18 @@ func (p *formulaParser) items(end string) ([]node, error) {
 	if _, ok := p.take(end); ok {
 		return out, nil
 	}
+
 	for {
 		x, err := p.coalesce()
 		if err != nil {
 			return nil, err
 		}
+
 		out = append(out, x)
 		if _, ok := p.take(end); ok {
 			return out, nil
 		}
+
 		if _, ok := p.take(","); !ok {
 			return nil, fmt.Errorf("a list without %s", end)
 		}
@@ -284,6 +297,7 @@ func (n *memberNode) eval(e *environment) (any, error) {
 	if n.of == argsName {
 		v = e.args
 	}
+
 	for _, step := range n.path {
 		m, ok := v.(map[string]any)
 		if !ok {
@@ -291,6 +305,7 @@ func (n *memberNode) eval(e *environment) (any, error) {
 		}
 		v = m[step]
 	}
+
 	if v == nil {
 		return nil, nil
 	}
@@ -312,6 +327,7 @@ func (n *callNode) eval(e *environment) (any, error) {
 	if n.name == "if" {
 		return n.branch(e)
 	}
+
 	args := make([]any, len(n.args))
 	for i, x := range n.args {
 		v, err := known(x, e)
@@ -320,6 +336,7 @@ func (n *callNode) eval(e *environment) (any, error) {
 		}
 		args[i] = v
 	}
+
 	return e.call(n.name, args)
 }
 
@@ -329,16 +346,19 @@ func (n *callNode) branch(e *environment) (any, error) {
 	if len(n.args) != 3 {
 		return nil, errors.New("if: want a condition, its value if it holds, and its value otherwise")
 	}
+
 	v, err := known(n.args[0], e)
 	if err != nil {
 		return nil, err
 	}
+
 	switch v {
 	case true:
 		return n.args[1].eval(e)
 	case false:
 		return n.args[2].eval(e)
 	}
+
 	return nil, fmt.Errorf("if: %v is not true or false", v)
 }
 
@@ -353,6 +373,7 @@ func truth(n node, e *environment) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	b, ok := v.(bool)
 	if !ok {
 		what := "a part of it"
@@ -395,6 +416,7 @@ func (n *binaryNode) eval(e *environment) (any, error) {
 		if _, unknown := errors.AsType[*unknownError](err); unknown || err == nil && v == nil {
 			return n.y.eval(e)
 		}
+
 		if err == nil {
 			err = n.contradicted(v, e)
 		}
@@ -415,10 +437,12 @@ func (n *binaryNode) eval(e *environment) (any, error) {
 		}
 		return same(x, y) == (n.op == "=="), nil
 	}
+
 	x, err := known(n.x, e)
 	if err != nil {
 		return nil, err
 	}
+
 	y, err := known(n.y, e)
 	if err != nil {
 		return nil, err
@@ -430,6 +454,7 @@ func (n *binaryNode) eval(e *environment) (any, error) {
 		}
 		return slices.ContainsFunc(list, func(v any) bool { return same(x, v) }), nil
 	}
+
 	a, okA := x.(int)
 	b, okB := y.(int)
 	if !okA || !okB {
@@ -447,6 +472,7 @@ func (n *binaryNode) contradicted(v any, e *environment) error {
 	if !ok1 || !ok2 || x.of != configName || y.of != argsName {
 		return nil
 	}
+
 	w, err := y.eval(e)
 	a, ok1 := v.(int)
 	b, ok2 := w.(int)
@@ -464,6 +490,7 @@ func same(x, y any) bool {
 	if okA || okB {
 		return okA && okB && slices.EqualFunc(a, b, same)
 	}
+
 	if _, ok := x.(map[string]any); ok {
 		return false
 	}
@@ -511,6 +538,7 @@ func arithmetic(op string, a, b int) (any, error) {
 		}
 		return a % b, nil
 	}
+
 	if r > maxNumber || r < -maxNumber {
 		return nil, fmt.Errorf("%d %s %d is too large", a, op, b)
 	}

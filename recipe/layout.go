@@ -48,10 +48,12 @@ func parseLayout(text string) (*layout, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	l := &layout{rest: -1}
 	if len(words) == 0 {
 		return l, nil
 	}
+
 	for len(words) > 0 {
 		end := slices.Index(words, ",")
 		if end < 0 {
@@ -59,6 +61,7 @@ func parseLayout(text string) (*layout, error) {
 		} else if end == len(words)-1 {
 			return nil, errors.New("it ends with a comma")
 		}
+
 		part := words[:end]
 		if len(part) == 1 && part[0] == "..." {
 			if l.rest >= 0 {
@@ -73,14 +76,17 @@ func parseLayout(text string) (*layout, error) {
 			}
 			l.dims = append(l.dims, d)
 		}
+
 		words = words[min(end+1, len(words)):]
 	}
+
 	if len(l.dims) > tensor.MaxDims {
 		return nil, fmt.Errorf("it has more than %d dimensions", tensor.MaxDims)
 	}
 	if _, n := l.sum(); n > 1 {
 		return nil, errors.New("it has more than one sum")
 	}
+
 	for _, p := range l.parts() {
 		seen := map[string]bool{}
 		for _, a := range p.axes(l) {
@@ -90,6 +96,7 @@ func parseLayout(text string) (*layout, error) {
 			seen[a] = true
 		}
 	}
+
 	return l, nil
 }
 
@@ -112,12 +119,15 @@ func layoutWords(text string) ([]string, error) {
 		default:
 			return nil, fmt.Errorf("%q has no meaning in a layout", string([]rune(text[i:])[:1]))
 		}
+
 		if len(out) == maxLayoutWords {
 			return nil, fmt.Errorf("it has more than %d words", maxLayoutWords)
 		}
+
 		out = append(out, text[i:i+n])
 		i += n
 	}
+
 	return out, nil
 }
 
@@ -140,6 +150,7 @@ func parseDim(words []string) (dim, error) {
 			top = top || depth == 0
 		}
 	}
+
 	if depth != 0 {
 		return d, errors.New("its parentheses do not match")
 	}
@@ -148,6 +159,7 @@ func parseDim(words []string) (dim, error) {
 		d.sum, err = parseSum(words)
 		return d, err
 	}
+
 	for len(words) > 0 {
 		w := words[0]
 		switch {
@@ -156,10 +168,12 @@ func parseDim(words []string) (dim, error) {
 			if d.sum != nil || end < 0 {
 				return d, errors.New("a dimension has more than one sum")
 			}
+
 			var err error
 			if d.sum, err = parseSum(words[1:end]); err != nil {
 				return d, err
 			}
+
 			words = words[end+1:]
 			continue
 		case !isWord(w[0]):
@@ -169,11 +183,13 @@ func parseDim(words []string) (dim, error) {
 		default:
 			d.before = append(d.before, w)
 		}
+
 		if err := checkAxis(w); err != nil {
 			return d, err
 		}
 		words = words[1:]
 	}
+
 	if d.before == nil && d.sum == nil && d.after == nil {
 		return d, errors.New("a dimension is empty")
 	}
@@ -193,6 +209,7 @@ func closing(words []string) int {
 			}
 		}
 	}
+
 	return -1
 }
 
@@ -204,14 +221,17 @@ func parseSum(words []string) ([]summand, error) {
 		if end < 0 {
 			end = len(words)
 		}
+
 		s, err := parseSummand(words[:end])
 		if err != nil {
 			return nil, err
 		}
+
 		out = append(out, s)
 		if end == len(words) {
 			return out, nil
 		}
+
 		words = words[end+1:]
 	}
 }
@@ -225,9 +245,11 @@ func parseSummand(words []string) (summand, error) {
 		s.fill, s.drop = true, words[0] == "drop"
 		words = words[2 : len(words)-1]
 	}
+
 	if len(words) == 0 {
 		return s, errors.New("a term of a sum is empty")
 	}
+
 	for _, w := range words {
 		if !isWord(w[0]) {
 			return s, fmt.Errorf("%q is in the wrong place", w)
@@ -237,6 +259,7 @@ func parseSummand(words []string) (summand, error) {
 		}
 		s.axes = append(s.axes, w)
 	}
+
 	return s, nil
 }
 
@@ -342,17 +365,20 @@ func (l *layout) String() string {
 				}
 				terms = append(terms, t)
 			}
+
 			sum := strings.Join(terms, " + ")
 			if len(d.before)+len(d.after) > 0 || len(terms) == 1 {
 				sum = "(" + sum + ")"
 			}
 			words = append(words, sum)
 		}
+
 		if i == l.rest {
 			words = []string{"..."}
 		}
 		dims[i] = strings.Join(append(words, d.after...), " ")
 	}
+
 	return "[" + strings.Join(dims, ", ") + "]"
 }
 
@@ -392,6 +418,7 @@ func (s *sizes) product(axes []string) (n int64, unknown []string, err error) {
 			return 0, nil, err
 		}
 	}
+
 	return n, unknown, nil
 }
 
@@ -409,6 +436,7 @@ func (s *sizes) size(d *dim) (n int64, unknown []string, err error) {
 	if err != nil || d.sum == nil {
 		return n, unknown, err
 	}
+
 	total := int64(0)
 	for _, t := range d.sum {
 		m, u, err := s.product(t.axes)
@@ -420,6 +448,7 @@ func (s *sizes) size(d *dim) (n int64, unknown []string, err error) {
 			return 0, nil, fmt.Errorf("%w: the sum is too large", tensor.ErrShape)
 		}
 	}
+
 	n, err = times(n, total)
 	return n, unknown, err
 }
@@ -437,9 +466,11 @@ func (s *sizes) shape(l *layout) (shape []int64, unknown []string, err error) {
 		}
 		shape, unknown = append(shape, n), append(unknown, u...)
 	}
+
 	if len(unknown) > 0 {
 		return nil, unknown, nil
 	}
+
 	_, err = tensor.NumElements(shape)
 	return shape, nil, err
 }
@@ -451,6 +482,7 @@ func (s *sizes) learn(l *layout, shape []int64) (found bool, err error) {
 	if l.rest < 0 && rest != 1 || l.rest >= 0 && rest < 0 {
 		return false, fmt.Errorf("it has %d dimensions", len(shape))
 	}
+
 	at := 0
 	for i := range l.dims {
 		if i == l.rest {
@@ -463,13 +495,16 @@ func (s *sizes) learn(l *layout, shape []int64) (found bool, err error) {
 			at += rest
 			continue
 		}
+
 		f, err := s.solve(&l.dims[i], shape[at])
 		if err != nil {
 			return false, fmt.Errorf("dimension %d: %w", at, err)
 		}
+
 		found = found || f
 		at++
 	}
+
 	return found, nil
 }
 
@@ -480,6 +515,7 @@ func (s *sizes) solve(d *dim, n int64) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	// n = outer·(constant + coefficient·x), with at most one unknown axis x
 	constant, coefficient := int64(1), int64(0)
 	if d.sum != nil {
@@ -489,6 +525,7 @@ func (s *sizes) solve(d *dim, n int64) (found bool, err error) {
 			if err != nil {
 				return false, err
 			}
+
 			switch {
 			case len(u) == 0:
 				constant += m
@@ -497,11 +534,13 @@ func (s *sizes) solve(d *dim, n int64) (found bool, err error) {
 			default:
 				unknown, coefficient = u, coefficient+m
 			}
+
 			if constant > maxSize || coefficient > maxSize {
 				return false, fmt.Errorf("%w: the sum is too large", tensor.ErrShape)
 			}
 		}
 	}
+
 	switch {
 	case len(unknown) > 1:
 		return false, nil
@@ -514,6 +553,7 @@ func (s *sizes) solve(d *dim, n int64) (found bool, err error) {
 	case coefficient > 0 && slices.Contains(slices.Concat(d.before, d.after), unknown[0]):
 		return false, nil // both a factor and in the sum
 	}
+
 	x, divisor := n, outer
 	if coefficient > 0 {
 		if outer == 0 || n%outer != 0 || n/outer < constant {
@@ -525,9 +565,11 @@ func (s *sizes) solve(d *dim, n int64) (found bool, err error) {
 			return false, err
 		}
 	}
+
 	if divisor == 0 || x%divisor != 0 {
 		return false, fmt.Errorf("size %d cannot be %s", n, s.explain(d))
 	}
+
 	s.of[unknown[0]] = x / divisor
 	return true, nil
 }
@@ -542,6 +584,7 @@ func (s *sizes) explain(d *dim) string {
 			known = append(known, fmt.Sprintf("%s=%d", a, n))
 		}
 	}
+
 	text = strings.Trim(text, "[]")
 	if len(known) == 0 {
 		return text

@@ -38,6 +38,7 @@ func parsePattern(text string, isVariable func(name string) bool) (*pattern, err
 	if len(text) > maxPattern {
 		return nil, fmt.Errorf("a name of more than %d characters", maxPattern)
 	}
+
 	p := &pattern{text: text}
 	rest := text
 	for {
@@ -45,24 +46,30 @@ func parsePattern(text string, isVariable func(name string) bool) (*pattern, err
 		if strings.Contains(before, "}") {
 			return nil, errors.New("} without {")
 		}
+
 		p.literals = append(p.literals, before)
 		if !found {
 			break
 		}
+
 		inside, behind, closed := strings.Cut(after, "}")
 		if !closed {
 			return nil, errors.New("{ without }")
 		}
+
 		if len(p.holes) == maxHoles {
 			return nil, fmt.Errorf("more than %d holes", maxHoles)
 		}
+
 		h, err := parseHole(strings.TrimSpace(inside), isVariable)
 		if err != nil {
 			return nil, fmt.Errorf("{%s}: %w", inside, err)
 		}
+
 		p.holes = append(p.holes, h)
 		rest = behind
 	}
+
 	if text == "" {
 		return nil, errors.New("a name is empty")
 	}
@@ -78,6 +85,7 @@ func parseHole(text string, isVariable func(name string) bool) (hole, error) {
 		h.capture, h.wild, h.captures = name, wild, []string{name}
 		return h, nil
 	}
+
 	var err error
 	if h.expr, err = parseExpression(text); err == nil {
 		h.captures = slices.DeleteFunc(slices.Clone(h.expr.names), isVariable)
@@ -99,6 +107,7 @@ func (p *pattern) fill(e *environment) (string, error) {
 		} else {
 			v = e.captures[h.capture]
 		}
+
 		switch v := v.(type) {
 		case int:
 			if v < 0 {
@@ -113,6 +122,7 @@ func (p *pattern) fill(e *environment) (string, error) {
 			return "", fmt.Errorf("{%s} of %q is %v, which is neither a number nor a text", h.text, p.text, v)
 		}
 	}
+
 	b.WriteString(p.literals[len(p.holes)])
 	return b.String(), nil
 }
@@ -140,6 +150,7 @@ func (p *pattern) regexp(lists map[string][]string) *regexp.Regexp {
 			b.WriteString(`(0|[1-9][0-9]{0,8})`)
 		}
 	}
+
 	b.WriteString(regexp.QuoteMeta(p.literals[len(p.holes)]) + `\z`)
 	return regexp.MustCompile(b.String())
 }
@@ -196,10 +207,12 @@ func (g glob) match(name string) bool {
 	if last == 0 {
 		return name == g.parts[0]
 	}
+
 	rest, ok := strings.CutPrefix(name, g.parts[0])
 	if !ok {
 		return false
 	}
+
 	for _, part := range g.parts[1:last] { // the first place for each is as good as any
 		at := strings.Index(rest, part)
 		if at < 0 {
@@ -207,5 +220,6 @@ func (g glob) match(name string) bool {
 		}
 		rest = rest[at+len(part):]
 	}
+
 	return strings.HasSuffix(rest, g.parts[last])
 }

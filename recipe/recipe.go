@@ -125,6 +125,7 @@ func Parse(name string, text []byte) (*Recipe, error) {
 	if len(text) > maxText {
 		return nil, fmt.Errorf("%w: %s: it has more than %d bytes", ErrSyntax, name, maxText)
 	}
+
 	p := &recipeParser{r: &Recipe{Name: name, Text: string(text), known: map[string]bool{}, captures: map[string]*captureDef{}}, paths: map[*rule]string{}}
 	sum := sha256.Sum256(text)
 	p.r.SHA256 = hex.EncodeToString(sum[:])
@@ -197,6 +198,7 @@ func (p *recipeParser) parse(text []byte) error {
 	if p.lines, linesErr = keyLines(text); errors.Is(linesErr, errManyKeys) {
 		return linesErr
 	}
+
 	var doc map[string]any
 	if err := toml.Unmarshal(text, &doc); err != nil {
 		if e, ok := errors.AsType[*toml.DecodeError](err); ok {
@@ -205,37 +207,45 @@ func (p *recipeParser) parse(text []byte) error {
 		}
 		return err
 	}
+
 	if linesErr != nil {
 		return linesErr
 	}
+
 	known := []string{"about", "sides", "families", "variables", "defaults", "captures", "stack", "rule", "drop", "fill"}
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
 		if !slices.Contains(known, key) {
 			return lineError(p.line(key), "unknown key %q; known are %s", key, strings.Join(known, ", "))
 		}
 	}
+
 	if err := p.header(doc); err != nil {
 		return err
 	}
+
 	for _, table := range []string{"variables", "defaults"} {
 		if err := p.definitions(doc, table); err != nil {
 			return err
 		}
 	}
+
 	if !p.r.hasVariable(checkPadding) {
 		p.r.define(&definition{name: checkPadding, value: true, fallback: true})
 	}
+
 	if err := p.captures(doc); err != nil {
 		return err
 	}
 	if err := p.stacks(doc); err != nil {
 		return err
 	}
+
 	for _, table := range []string{"rule", "drop", "fill"} {
 		if err := p.rules(doc, table); err != nil {
 			return err
 		}
 	}
+
 	slices.SortStableFunc(p.r.rules, func(a, b *rule) int { return a.line - b.line })
 	if len(p.r.rules) == 0 {
 		return errors.New("it has no rules")
@@ -250,22 +260,26 @@ func (p *recipeParser) header(doc map[string]any) error {
 			return lineError(p.line("about"), "about is not a text")
 		}
 	}
+
 	if families, has := doc["families"]; has {
 		var err error
 		if p.r.Families, err = textList(families); err != nil {
 			return lineError(p.line("families"), "families: %w", err)
 		}
 	}
+
 	sides, err := textList(doc["sides"])
 	if err != nil || len(sides) != 2 || sides[0] == sides[1] {
 		return lineError(p.line("sides"), `sides: want the names of the two forms, such as ["hf", "megatron"]`)
 	}
+
 	for i, s := range sides {
 		if !identifier.MatchString(s) || slices.Contains(ruleKeys, s) {
 			return lineError(p.line("sides"), "sides: %q cannot be the name of a form", s)
 		}
 		p.r.Sides[i] = s
 	}
+
 	return nil
 }
 
@@ -306,6 +320,7 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(t)) {
 		line := p.line(table + "." + name)
 		if !identifier.MatchString(name) || name == configName || name == argsName || slices.Contains(functions, name) {
@@ -317,6 +332,7 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 		if len(p.r.variables) == maxVariables {
 			return lineError(line, "more than %d variables", maxVariables)
 		}
+
 		d := &definition{name: name, line: line, fallback: table == "defaults"}
 		if text, ok := t[name].(string); ok {
 			d.expr, err = parseExpression(text)
@@ -326,8 +342,10 @@ func (p *recipeParser) definitions(doc map[string]any, table string) error {
 		if err != nil {
 			return lineError(line, "%s: %w", name, err)
 		}
+
 		p.r.define(d)
 	}
+
 	return nil
 }
 
@@ -336,11 +354,13 @@ func (p *recipeParser) captures(doc map[string]any) error {
 	if err != nil {
 		return err
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(t)) {
 		line := p.line("captures." + name)
 		if !identifier.MatchString(name) || p.r.hasVariable(name) {
 			return lineError(line, "%q cannot be the name of a capture", name)
 		}
+
 		c := &captureDef{line: line}
 		switch v := t[name].(type) {
 		case string:
@@ -360,8 +380,10 @@ func (p *recipeParser) captures(doc map[string]any) error {
 		if err != nil {
 			return lineError(line, "%s: %w", name, err)
 		}
+
 		p.r.captures[name] = c
 	}
+
 	return nil
 }
 
@@ -370,21 +392,25 @@ func (p *recipeParser) stacks(doc map[string]any) error {
 	if err != nil {
 		return err
 	}
+
 	for _, side := range slices.Sorted(maps.Keys(t)) {
 		i := slices.Index(p.r.Sides[:], side)
 		of, ok := t[side].(map[string]any)
 		if i < 0 || !ok {
 			return lineError(p.line("stack."+side), "stack: want a table for %s or %s", p.r.Sides[0], p.r.Sides[1])
 		}
+
 		for _, capture := range slices.Sorted(maps.Keys(of)) {
 			line := p.line("stack." + side + "." + capture)
 			text, ok := of[capture].(string)
 			if b, isBool := of[capture].(bool); isBool {
 				text, ok = fmt.Sprint(b), true
 			}
+
 			if !ok {
 				return lineError(line, "%s: want a condition", capture)
 			}
+
 			s := &stack{side: i, capture: capture, line: line}
 			if s.when, err = parseExpression(text); err != nil {
 				return lineError(line, "%s: %w", capture, err)
@@ -392,5 +418,6 @@ func (p *recipeParser) stacks(doc map[string]any) error {
 			p.r.stacks = append(p.r.stacks, s)
 		}
 	}
+
 	return nil
 }

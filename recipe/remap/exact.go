@@ -48,18 +48,21 @@ func (v *Prover) Exact(shape []int64, pieces []Piece) error {
 	if err != nil {
 		return err
 	}
+
 	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p Piece) bool { return p.empty() })
 	for i := range pieces {
 		if err := pieces[i].fits(len(shape)); err != nil {
 			return err
 		}
 	}
+
 	dims := make([]*classes, len(shape))
 	for d := range shape {
 		if dims[d], err = v.dimension(shape, d, pieces); err != nil {
 			return err
 		}
 	}
+
 	return v.cells(dims, pieces, all)
 }
 
@@ -86,22 +89,27 @@ func (v *Prover) dimension(shape []int64, d int, pieces []Piece) (*classes, erro
 		if err := v.spend(1 + len(p.Axes)); err != nil {
 			return nil, err
 		}
+
 		axes := p.axesOf(d)
 		key := key(p.To[d], axes)
 		if at, ok := seen[key]; ok {
 			numbers[i] = at
 			continue
 		}
+
 		set, err := ranges(p.To[d], axes, shape[d])
 		if err != nil {
 			return nil, fmt.Errorf("%w dimension %d of %v", err, d, shape)
 		}
+
 		if err := v.spend(len(set)); err != nil {
 			return nil, err
 		}
+
 		seen[key], numbers[i] = len(sets), len(sets)
 		sets = append(sets, set)
 	}
+
 	return v.classify(shape[d], sets, numbers)
 }
 
@@ -133,6 +141,7 @@ func ranges(at int64, axes []Axis, n int64) ([]interval, error) {
 	if at < 0 || at >= n {
 		return nil, fmt.Errorf("%w: they leave", ErrInexact)
 	}
+
 	out := []interval{{at, 1}}
 	for _, a := range axes {
 		end := out[len(out)-1].at + out[len(out)-1].n
@@ -147,6 +156,7 @@ func ranges(at int64, axes []Axis, n int64) ([]interval, error) {
 		case maxRanges/int64(len(out)) < a.Size:
 			return nil, fmt.Errorf("%w: more than %d ranges of", ErrTooFine, maxRanges)
 		}
+
 		next := make([]interval, 0, len(out)*int(a.Size))
 		for i := range a.Size {
 			for _, r := range out {
@@ -154,8 +164,10 @@ func ranges(at int64, axes []Axis, n int64) ([]interval, error) {
 				next = append(next, r)
 			}
 		}
+
 		out = next
 	}
+
 	return out, nil
 }
 
@@ -174,16 +186,19 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		set   int
 		enter bool
 	}
+
 	total := 0
 	for _, set := range sets {
 		total += 2 * len(set)
 	}
+
 	edges := make([]edge, 0, total)
 	for s, set := range sets {
 		for _, r := range set {
 			edges = append(edges, edge{r.at, s, true}, edge{r.at + r.n, s, false})
 		}
 	}
+
 	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.at, b.at) })
 	c := &classes{of: make([][]int, len(numbers))}
 	open := make([]int, len(sets)) // how many ranges of each set have the current position
@@ -196,21 +211,26 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		if to == at {
 			return nil
 		}
+
 		at = to
 		if err := v.spend(1 + len(in)); err != nil {
 			return err
 		}
+
 		key = key[:0]
 		for _, s := range in {
 			key = binary.AppendUvarint(key, uint64(s))
 		}
+
 		if byKey[string(key)] {
 			return nil
 		}
+
 		byKey[string(key)] = true
 		for _, s := range in {
 			of[s] = append(of[s], c.n)
 		}
+
 		c.n++
 		return nil
 	}
@@ -218,6 +238,7 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 		if err := step(e.at); err != nil {
 			return nil, err
 		}
+
 		i, _ := slices.BinarySearch(in, e.set)
 		switch {
 		case !e.enter:
@@ -230,9 +251,11 @@ func (v *Prover) classify(n int64, sets [][]interval, numbers []int) (*classes, 
 			}
 		}
 	}
+
 	for i, s := range numbers {
 		c.of[i] = of[s]
 	}
+
 	return c, step(n)
 }
 
@@ -246,15 +269,18 @@ func (v *Prover) cells(dims []*classes, pieces []Piece, all int64) error {
 		}
 		count *= c.n
 	}
+
 	if err := v.spend(count); err != nil {
 		return err
 	}
+
 	owner := make([]int32, count) // of each cell: one more than the number of the piece
 	volume := int64(0)
 	for i := range pieces {
 		if volume += pieces[i].Volume(); volume > all { // a piece has at most all elements
 			return fmt.Errorf("%w: they have more than its %d elements", ErrInexact, all)
 		}
+
 		var visit func(d, at int) error
 		visit = func(d, at int) error {
 			if d == len(dims) {
@@ -264,17 +290,20 @@ func (v *Prover) cells(dims []*classes, pieces []Piece, all int64) error {
 				owner[at] = int32(i + 1)
 				return nil
 			}
+
 			for _, class := range dims[d].of[i] {
 				if err := visit(d+1, at*dims[d].n+class); err != nil {
 					return err
 				}
 			}
+
 			return nil
 		}
 		if err := visit(0, 0); err != nil {
 			return err
 		}
 	}
+
 	if volume != all { // no element is there twice, so the number tells
 		return fmt.Errorf("%w: %d of the %d elements", ErrInexact, volume, all)
 	}

@@ -57,6 +57,7 @@ func (p *Piece) Simplify() Piece {
 	slices.SortStableFunc(axes, func(a, b Axis) int {
 		return cmp.Or(cmp.Compare(a.To, b.To), cmp.Compare(a.From, b.From), cmp.Compare(b.ToStep, a.ToStep))
 	})
+
 	out := axes[:0]
 	for _, a := range axes {
 		if n := len(out); n > 0 {
@@ -68,6 +69,7 @@ func (p *Piece) Simplify() Piece {
 		}
 		out = append(out, a)
 	}
+
 	return Piece{To: p.To, From: p.From, Axes: out}
 }
 
@@ -81,20 +83,24 @@ func (p *Piece) Cut(box tensor.Box) []Piece {
 				axes = append(axes, k)
 			}
 		}
+
 		slices.SortFunc(axes, func(a, b int) int { return cmp.Compare(p.Axes[b].ToStep, p.Axes[a].ToStep) })
 		var ranges [][]interval // one interval for each axis
 		p.within(axes, p.To[d], box.Offsets[d], box.End(d), nil, &ranges)
 		if len(ranges) == 0 {
 			return nil
 		}
+
 		var next []Piece
 		for _, q := range parts {
 			for _, r := range ranges {
 				next = append(next, q.narrow(axes, r))
 			}
 		}
+
 		parts = next
 	}
+
 	return parts
 }
 
@@ -116,6 +122,7 @@ func (p *Piece) within(axes []int, at, lo, hi int64, before []interval, out *[][
 		*out = append(*out, r)
 		return
 	}
+
 	a, rest := &p.Axes[axes[0]], axes[1:]
 	inner := p.span(rest)
 	first := max(0, ceil(lo-at-inner, a.ToStep))
@@ -128,10 +135,12 @@ func (p *Piece) within(axes []int, at, lo, hi int64, before []interval, out *[][
 		one(first)
 		first++
 	}
+
 	tail := first < end && partial(end-1)
 	if tail {
 		end--
 	}
+
 	if first < end {
 		r := append(slices.Clone(before), interval{first, end - first})
 		for _, k := range rest {
@@ -139,6 +148,7 @@ func (p *Piece) within(axes []int, at, lo, hi int64, before []interval, out *[][
 		}
 		*out = append(*out, r)
 	}
+
 	if tail {
 		one(end)
 	}
