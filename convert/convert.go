@@ -131,6 +131,7 @@ func (o *Options) withDefaults() Options {
 	if out.Memory <= 0 {
 		out.Memory = defaultMemory
 	}
+
 	out.Memory = max(out.Memory, minMemory)
 	if out.Parallel <= 0 {
 		out.Parallel = max(4, runtime.GOMAXPROCS(0))

@@ -37,32 +37,40 @@ func fingerprint(ctx context.Context, j *Job, t *Target, here bool) (string, err
 	if !here || t.Direct != nil { // the files record it, and files in Direct may be replaced by the same bytes only
 		f.text(cairn.Version)
 	}
+
 	for v := viewOf(j.src); v != nil; v = viewOf(v.Source()) {
 		if err := f.view(ctx, v); err != nil {
 			return "", err
 		}
 	}
+
 	f.numbers(int64(j.ranks))
 	if j.step != nil {
 		f.text("step")
 		f.numbers(*j.step)
 	}
+
 	for _, k := range slices.Sorted(maps.Keys(j.tags)) {
 		f.text(k, j.tags[k])
 	}
+
 	for _, file := range j.src.Files() {
 		f.text(file.Name)
 		f.numbers(file.Size, int64(file.CRC32C))
 	}
+
 	if err := f.source(ctx, j, here); err != nil {
 		return "", err
 	}
+
 	for _, e := range j.entries {
 		f.entry(e)
 	}
+
 	for _, p := range localPlans(j.entries, j.ranks) {
 		f.plan(p)
 	}
+
 	f.flush()
 	return hex.EncodeToString(f.h.Sum(nil)), nil
 }
@@ -127,6 +135,7 @@ func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+
 	b := v.Binding()
 	f.text(b.Recipe.SHA256, b.From, fmt.Sprint(b.Variables))
 	for i := range b.Tensors {
@@ -136,6 +145,7 @@ func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
 		if q := t.Quantized; q != nil {
 			f.text("quantized", fmt.Sprint(q.Blocks, q.Scales))
 		}
+
 		for k := range t.Parts {
 			p := &t.Parts[k]
 			f.text(p.Source, p.Scales)
@@ -143,15 +153,18 @@ func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
 			f.piece(&p.Map)
 		}
 	}
+
 	for _, x := range b.Values {
 		f.text(x.Name, x.Source)
 	}
+
 	for i := range md.Entries {
 		if e := &md.Entries[i]; e.Tensor != nil {
 			f.text(e.FQN)
 			f.tensor(e.Tensor)
 		}
 	}
+
 	return nil
 }
 
@@ -191,10 +204,12 @@ func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 	if j.opts.Source == nil {
 		return nil
 	}
+
 	at, local := whereIs(j.opts.Source)
 	if here {
 		f.text(at)
 	}
+
 	for _, s := range j.seen {
 		f.numbers(s.size)
 		if !here {
@@ -205,10 +220,12 @@ func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 			f.numbers(s.inode(at)...)
 		}
 	}
+
 	sums, err := samples(ctx, j)
 	for _, sum := range sums {
 		f.text(string(sum))
 	}
+
 	return err
 }
 
@@ -249,9 +266,11 @@ func samples(ctx context.Context, j *Job) ([][]byte, error) {
 			files = append(files, f.Name)
 		}
 	}
+
 	if len(files) == 0 {
 		return nil, nil
 	}
+
 	each := max(1, min(maxSamples/len(files), fileSamples))
 	step := (len(files) + maxSamples - 1) / maxSamples
 	sums := make([][]byte, len(files))
@@ -270,6 +289,7 @@ func sample(ctx context.Context, s blob.Store, name string, blocks int) ([]byte,
 		return nil, err
 	}
 	defer r.Close()
+
 	h := sha256.New()
 	buf := make([]byte, min(sampleBytes, r.Size()))
 	last := r.Size() - int64(len(buf)) // the offset of the last block
@@ -283,6 +303,7 @@ func sample(ctx context.Context, s blob.Store, name string, blocks int) ([]byte,
 		}
 		h.Write(buf)
 	}
+
 	return h.Sum(nil), nil
 }
 
@@ -298,6 +319,7 @@ func look(ctx context.Context, s blob.Store, files []storage.File) ([]seenFile, 
 	if s == nil {
 		return nil, nil
 	}
+
 	out := make([]seenFile, len(files))
 	for i, f := range files {
 		info, err := s.Stat(ctx, f.Name)
@@ -309,5 +331,6 @@ func look(ctx context.Context, s blob.Store, files []storage.File) ([]seenFile, 
 		}
 		out[i] = seenFile{f.Name, info.Size, info.ModTime}
 	}
+
 	return out, nil
 }

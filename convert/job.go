@@ -125,6 +125,7 @@ func (e *entry) describe() Item {
 	if e.src.Tensor == nil {
 		return it
 	}
+
 	it.Kind, it.DType, it.Shape = "tensor", e.info.DType.String(), append([]int64{}, e.info.Shape...)
 	if e.src.Tensor.DType != e.info.DType {
 		it.FromDType = e.src.Tensor.DType.String()
@@ -160,13 +161,16 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err != nil {
 		return nil, err
 	}
+
 	j.md = md
 	if j.seen, err = look(ctx, j.opts.Source, src.Files()); err != nil {
 		return nil, err
 	}
+
 	if err := j.choose(); err != nil {
 		return nil, err
 	}
+
 	sources := func(yield func(*meta.Entry) bool) {
 		for _, e := range j.entries {
 			if !yield(e.src) {
@@ -177,6 +181,7 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err := storage.CheckHeld(ctx, src, sources); err != nil {
 		return nil, err
 	}
+
 	if j.shards, err = newSharding(&j.opts, md); err != nil {
 		return nil, err
 	}
@@ -186,6 +191,7 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if err := j.readValues(ctx); err != nil {
 		return nil, err
 	}
+
 	j.dropInline()
 	j.name(ctx)
 	return j, nil
@@ -203,6 +209,7 @@ func (j *Job) name(ctx context.Context) {
 			return got[0].codec, got[0].data, nil
 		})
 	}
+
 	j.tags = maps.Clone(j.md.Storage.Tags)
 	if j.tags == nil && len(j.opts.Tags) > 0 {
 		j.tags = map[string]string{}
@@ -216,15 +223,18 @@ func (j *Job) choose() error {
 	if err != nil {
 		return err
 	}
+
 	j.damaged = damaged
 	rename, err := ParseRename(j.opts.Rename)
 	if err != nil {
 		return err
 	}
+
 	casts, err := parseRules(j.opts.DType, tensor.LookupDType)
 	if err != nil {
 		return err
 	}
+
 	j.entries = make([]*entry, len(selected))
 	entries, infos := make([]entry, len(selected)), make([]plan.Info, len(selected))
 	for i, e := range selected {
@@ -236,9 +246,11 @@ func (j *Job) choose() error {
 				in.Path = renamedPath(e.Path, in.FQN)
 			}
 		}
+
 		if err := meta.CheckFQN(in.FQN); err != nil {
 			return fmt.Errorf("%q renamed: %w", e.FQN, err)
 		}
+
 		if e.Tensor != nil {
 			in.Properties, in.Shape = e.Tensor.Properties, e.Tensor.Shape
 			v := viewOf(j.src)
@@ -247,15 +259,18 @@ func (j *Job) choose() error {
 				return plan.Named(e.FQN, err)
 			}
 		}
+
 		entries[i] = newEntry(e, in)
 		j.entries[i] = &entries[i]
 	}
+
 	if err := errors.Join(rename.Check(), checkUsed(casts)); err != nil {
 		return err
 	}
 	if err := j.index(len(rename) > 0); err != nil {
 		return err
 	}
+
 	j.tie()
 	return nil
 }
@@ -267,6 +282,7 @@ func (j *Job) tie() {
 	if len(ties) == 0 {
 		return
 	}
+
 	type tensorAs struct {
 		first string // the first of its names in the source
 		dtype tensor.DType
@@ -278,11 +294,13 @@ func (j *Job) tie() {
 		if key.first == "" {
 			key.first = e.src.FQN
 		}
+
 		lead, ok := seen[key]
 		if e.src.Tensor == nil || !ok {
 			seen[key] = e
 			continue
 		}
+
 		if lead.alias == 0 {
 			last++
 			lead.alias = last
@@ -296,14 +314,17 @@ func (j *Job) index(renamed bool) error {
 	if !renamed {
 		return nil
 	}
+
 	slices.SortStableFunc(j.entries, func(a, b *entry) int { return strings.Compare(a.info.FQN, b.info.FQN) })
 	j.renamed = make(map[string]*entry, len(j.entries))
+
 	for i, e := range j.entries {
 		j.renamed[e.src.FQN] = e
 		if i > 0 && j.entries[i-1].info.FQN == e.info.FQN {
 			return fmt.Errorf("%w: %q and %q are both called %q then", ErrCollision, j.entries[i-1].src.FQN, e.src.FQN, e.info.FQN)
 		}
 	}
+
 	paths, inside := make([]meta.Path, len(j.entries)), j.md.Inside()
 	values := map[string]bool{} // the paths of values with tensors inside
 	for i, e := range j.entries {
@@ -312,10 +333,12 @@ func (j *Job) index(renamed bool) error {
 			values[place(in.info.Path)] = true
 		}
 	}
+
 	reconcile(paths, values)
 	for i, e := range j.entries {
 		e.info.Path = paths[i]
 	}
+
 	return nil
 }
 
@@ -328,17 +351,20 @@ func (j *Job) cut() error {
 		if t == nil {
 			continue
 		}
+
 		if _, err := tensor.NumBytes(e.info.DType, t.Shape); err != nil {
 			return plan.Named(e.src.FQN, err)
 		}
 		if p := plan.CheckCoverage(t.Shape, t.Chunks); len(p) > 0 {
 			return fmt.Errorf("%w: %q: %s: %s", storage.ErrCorrupt, e.src.FQN, p[0].Kind, p[0].Text)
 		}
+
 		var err error
 		if e.boxes, e.copies, err = j.shards.boxes(e.src); err != nil {
 			return err
 		}
 	}
+
 	return checkUsed(j.shards.rules)
 }
 

@@ -74,6 +74,7 @@ func openJournal(ctx context.Context, t *Target, fingerprint string, now record,
 	if err != nil {
 		return nil, err
 	}
+
 	j := &journal{store: s, direct: t.Direct != nil, rec: now}
 	if old != nil && old.Fingerprint == fingerprint {
 		j.rec, j.goesOn = *old, true
@@ -83,6 +84,7 @@ func openJournal(ctx context.Context, t *Target, fingerprint string, now record,
 		j.before = old
 		warn(fmt.Errorf("%s has files of another conversion, or of another source: starting from the beginning", s))
 	}
+
 	j.rec.Version, j.rec.Fingerprint = recordVersion, fingerprint
 	return j, nil
 }
@@ -148,12 +150,14 @@ func (j *journal) sweep(ctx context.Context) error {
 	if j.direct {
 		return nil // see forget
 	}
+
 	err := j.removeAll(ctx, "", func(name string) bool {
 		return j.goesOn && (strings.HasPrefix(name, journalPrefix) || j.noted(ctx, name))
 	})
 	if err != nil {
 		return err
 	}
+
 	if s, ok := blob.As[blob.Sweeper](j.store); ok {
 		for _, dir := range []string{"", journalPrefix, resultsPrefix} { // files of a writer that was killed
 			if _, err := s.SweepTemp(ctx, strings.TrimSuffix(dir, "/"), 0); err != nil {
@@ -175,10 +179,12 @@ func (j *journal) forget(ctx context.Context, leftovers func(ctx context.Context
 		warn(fmt.Errorf("files of the other conversion stay in %s, because it may be under way: 'cairn clean --older-than' removes them by age", j.store))
 		return nil
 	}
+
 	names, err := leftovers(ctx, j.before.SaveID)
 	if err != nil {
 		return err
 	}
+
 	if err := blob.RemoveAll(ctx, j.store, names); err != nil {
 		return err
 	}
@@ -197,11 +203,13 @@ func (j *journal) removeAll(ctx context.Context, prefix string, keep func(name s
 			names = append(names, info.Name)
 		}
 	}
+
 	if len(names) > 0 {
 		if err := blob.RemoveAll(ctx, j.store, names); err != nil {
 			return err
 		}
 	}
+
 	if keep(recordName) {
 		return nil
 	}
@@ -230,6 +238,7 @@ func (j *journal) Finished(ctx context.Context, file string) (*storage.WriteResu
 	if !j.goesOn {
 		return nil, false, nil
 	}
+
 	b, err := blob.ReadAll(ctx, j.store, resultsPrefix+file, maxResults)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
@@ -237,10 +246,12 @@ func (j *journal) Finished(ctx context.Context, file string) (*storage.WriteResu
 	if err != nil {
 		return nil, false, err
 	}
+
 	r, err := storage.ResultCodec{}.Decode(b)
 	if err != nil || len(r.Files) != 1 || r.Files[0].Name != file {
 		return nil, false, nil // written anew
 	}
+
 	info, err := j.store.Stat(ctx, file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -248,9 +259,11 @@ func (j *journal) Finished(ctx context.Context, file string) (*storage.WriteResu
 	case err != nil:
 		return nil, false, err
 	}
+
 	if info.Size != r.Files[0].Size {
 		return nil, false, nil
 	}
+
 	j.kept.Add(1)
 	j.begun.Store(true)
 	return r, true, nil
@@ -311,21 +324,26 @@ func UnfinishedIn(ctx context.Context, s blob.Store) (*Unfinished, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if u == nil {
 			u = &Unfinished{Path: s.String(), Staging: blob.JoinAddress(s.String(), JournalFolder)}
 		}
+
 		u.Bytes += info.Size
 		if info.ModTime.After(u.ModTime) {
 			u.ModTime = info.ModTime
 		}
 	}
+
 	if u == nil {
 		return nil, nil
 	}
+
 	rec, err := readRecord(ctx, s)
 	if err != nil || rec == nil { // without a record, the rest of a journal of which most was removed
 		return u, err
 	}
+
 	u.SaveID = rec.SaveID
 	if rec.Ended {
 		u.Owner = blob.OwnerDead

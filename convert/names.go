@@ -19,12 +19,14 @@ func selectEntries(md *meta.Metadata, o *Options) (selected []*meta.Entry, damag
 	if err != nil {
 		return nil, nil, err
 	}
+
 	var out []*meta.Entry
 	for i := range md.Entries {
 		if e := &md.Entries[i]; f.Keep(e.FQN) {
 			out = append(out, e)
 		}
 	}
+
 	lost := md.WithoutMissing(func(x *meta.Missing) bool {
 		if x.Below {
 			return !f.KeepBelow(x.FQN)
@@ -36,6 +38,7 @@ func selectEntries(md *meta.Metadata, o *Options) (selected []*meta.Entry, damag
 	} else if err := lost.CheckWhole(nil); err != nil {
 		return nil, nil, err
 	}
+
 	if err := f.Check(); err != nil {
 		return nil, nil, err
 	}
@@ -69,6 +72,7 @@ func parseRules[T any](texts []string, parse func(string) (T, error)) ([]*rule[T
 		if err != nil {
 			return nil, fmt.Errorf("%w: %q: %w", ErrOption, text, err)
 		}
+
 		r := &rule[T]{value: v}
 		if i >= 0 {
 			r.glob = text[:i]
@@ -78,6 +82,7 @@ func parseRules[T any](texts []string, parse func(string) (T, error)) ([]*rule[T
 		}
 		out = append(out, r)
 	}
+
 	return out, nil
 }
 
@@ -140,6 +145,7 @@ func ParseRename(rules []string) (Rename, error) {
 		r.text = text
 		out = append(out, r)
 	}
+
 	return out, nil
 }
 
@@ -147,14 +153,17 @@ func parseRename(text string) (renameRule, error) {
 	if isSubstitution(text) {
 		return parseSubstitution(text)
 	}
+
 	from, to, ok := cutPlain(text, '=')
 	if !ok {
 		return renameRule{}, fmt.Errorf("want FROM=TO or s/RE/TO/")
 	}
+
 	parts, outs := splitStars(from), splitStars(to)
 	if len(outs) > len(parts) {
 		return renameRule{}, fmt.Errorf("more stars in TO than in FROM")
 	}
+
 	var re, repl strings.Builder
 	for i, p := range parts {
 		if i > 0 {
@@ -162,12 +171,14 @@ func parseRename(text string) (renameRule, error) {
 		}
 		re.WriteString(regexp.QuoteMeta(p))
 	}
+
 	for i, p := range outs {
 		if i > 0 {
 			fmt.Fprintf(&repl, "${%d}", i)
 		}
 		repl.WriteString(strings.ReplaceAll(p, "$", "$$"))
 	}
+
 	compiled, err := regexp.Compile(`(?s)\A` + re.String() + `\z`)
 	return renameRule{re: compiled, to: repl.String()}, err
 }
@@ -187,10 +198,12 @@ func parseSubstitution(text string) (renameRule, error) {
 	if !ok {
 		return renameRule{}, fmt.Errorf("want s/RE/TO/")
 	}
+
 	to, flags, ok := cutPlain(rest, sep)
 	if !ok || flags != "" && flags != "g" {
 		return renameRule{}, fmt.Errorf("want s/RE/TO/ or s/RE/TO/g")
 	}
+
 	unescape := strings.NewReplacer(`\`+string(rune(sep)), string(rune(sep)))
 	compiled, err := regexp.Compile(unescape.Replace(re))
 	return renameRule{re: compiled, to: unescape.Replace(to), all: flags == "g"}, err
@@ -224,6 +237,7 @@ func splitStars(s string) []string {
 		}
 		b.WriteByte(s[i])
 	}
+
 	return append(out, b.String())
 }
 
@@ -251,10 +265,12 @@ func (r *renameRule) apply(name string) string {
 	if at == nil {
 		return name
 	}
+
 	r.used = true
 	if r.all {
 		return r.re.ReplaceAllString(name, r.to)
 	}
+
 	out := append([]byte(nil), name[:at[0]]...)
 	out = r.re.ExpandString(out, r.to, name, at)
 	return string(out) + name[at[1]:]
@@ -267,6 +283,7 @@ func renamedPath(old meta.Path, name string) meta.Path {
 	if old == nil {
 		return nil
 	}
+
 	n, rest := keep(name, len(old), func(i int) string { return old[len(old)-1-i].String() }, func(s, step string) (string, bool) {
 		return strings.CutSuffix(s, "."+step)
 	})
@@ -275,6 +292,7 @@ func renamedPath(old meta.Path, name string) meta.Path {
 	if rest == "" {
 		steps = 0
 	}
+
 	n, rest = keep(rest, steps, func(i int) string { return begin[i].String() }, func(s, step string) (string, bool) {
 		return strings.CutPrefix(s, step+".")
 	})
@@ -284,6 +302,7 @@ func renamedPath(old meta.Path, name string) meta.Path {
 			out = append(out, meta.Key(k))
 		}
 	}
+
 	return append(out, end...)
 }
 
@@ -330,6 +349,7 @@ func reconcile(paths []meta.Path, open map[string]bool) {
 			}
 		}
 	}
+
 	for n, p := range paths {
 		out := append(meta.Path(nil), p...)
 		for i, s := range p {
@@ -342,6 +362,7 @@ func reconcile(paths []meta.Path, open map[string]bool) {
 				out[i] = meta.Key(strconv.Itoa(s.Pos))
 			}
 		}
+
 		paths[n] = out
 	}
 }

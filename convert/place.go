@@ -120,15 +120,18 @@ func (p *Place) examine(path string) (occupant, []string, error) {
 	case fi.IsDir() && p.File != "":
 		return refuse("is a folder")
 	}
+
 	if fi.IsDir() {
 		if entries, err := os.ReadDir(path); err != nil || len(entries) == 0 {
 			return nothing, nil, err
 		}
 	}
+
 	var files []string
 	if err = storage.ErrNotFound; p.Look != nil {
 		files, err = p.Look(path)
 	}
+
 	none := errors.Is(err, storage.ErrNotFound)
 	switch {
 	case none && fi.IsDir():
@@ -144,6 +147,7 @@ func (p *Place) examine(path string) (occupant, []string, error) {
 	case fi.IsDir():
 		return checkpointFolder, files, nil
 	}
+
 	return checkpointFile, nil, nil
 }
 
@@ -170,6 +174,7 @@ func (p *Place) prepare() error {
 	if err != nil {
 		return err
 	}
+
 	base := p.stamp(old, files)
 	p.base = &base
 	_, err = os.Stat(filepath.Join(p.Staging(), filepath.FromSlash(recordName)))
@@ -192,12 +197,14 @@ func (p *Place) stamp(old occupant, files []string) string {
 			paths = append(paths, p.inPath(n))
 		}
 	}
+
 	var b strings.Builder
 	for _, path := range paths {
 		if fi, err := os.Stat(path); err == nil {
 			fmt.Fprintln(&b, path, fi.Size(), fi.ModTime().UnixNano())
 		}
 	}
+
 	return b.String()
 }
 
@@ -289,6 +296,7 @@ func FindUnfinished(dir string) ([]Unfinished, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Unfinished
 	for _, e := range entries {
 		name, ok := targetOf(e.Name())
@@ -296,14 +304,17 @@ func FindUnfinished(dir string) ([]Unfinished, error) {
 		if !ok || slices.ContainsFunc(out, func(u Unfinished) bool { return u.Path == path }) {
 			continue
 		}
+
 		u, err := UnfinishedAt(path)
 		if err != nil {
 			return out, err
 		}
+
 		if u != nil {
 			out = append(out, *u)
 		}
 	}
+
 	return out, nil
 }
 
@@ -334,20 +345,24 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 	if u.Owner, err = file.PathOwner(p.lockPath()); err != nil {
 		return nil, err
 	}
+
 	found := false
 	own := []string{p.Staging(), p.lockPath()}
 	if exists(p.Path) { // otherwise undo moves the old checkpoint back to Path
 		own = append(own, p.aside())
 	}
+
 	for _, top := range own {
 		err := filepath.WalkDir(top, func(_ string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
+
 			fi, err := d.Info()
 			if err != nil {
 				return err
 			}
+
 			found = true
 			if !d.IsDir() {
 				u.Bytes += fi.Size()
@@ -361,6 +376,7 @@ func UnfinishedAt(path string) (*Unfinished, error) {
 			return nil, err
 		}
 	}
+
 	if !found {
 		return nil, nil
 	}

@@ -27,18 +27,21 @@ func (p *Place) publish() error {
 	if p.base != nil && *p.base != p.stamp(old, files) {
 		return fmt.Errorf("%w: another program has saved to %s since the conversion began; the same conversion, started again, replaces that", storage.ErrChanged, p.Path)
 	}
+
 	if err := p.appear(old, files); err != nil {
 		return err
 	}
 	if err := p.do("sync", func() error { return file.SyncDir(filepath.Dir(filepath.Clean(p.Path))) }); err != nil {
 		return err
 	}
+
 	// The new checkpoint is complete. The staging directory may be the old one now.
 	for _, rest := range []string{p.Staging(), p.aside()} {
 		if err := p.do("remove "+filepath.Base(rest), func() error { return os.RemoveAll(rest) }); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -59,6 +62,7 @@ func (p *Place) appear(old occupant, files []string) error {
 	if p.File != "" {
 		from = filepath.Join(from, p.File)
 	}
+
 	switch {
 	case old == otherFolder:
 		return p.addTo()
@@ -74,6 +78,7 @@ func (p *Place) appear(old occupant, files []string) error {
 			return err
 		}
 	}
+
 	return p.do("rename", func() error { return os.Rename(from, p.Path) })
 }
 
@@ -84,6 +89,7 @@ func (p *Place) replace(from string) error {
 	if !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
+
 	if err := p.do("remove old", func() error { return os.RemoveAll(p.aside()) }); err != nil {
 		return err
 	}
@@ -101,6 +107,7 @@ func (p *Place) undo() error {
 			return err
 		}
 	}
+
 	added, err := p.moved()
 	for _, n := range added {
 		err = errors.Join(err, os.Remove(p.inPath(n)))
@@ -121,23 +128,27 @@ func (p *Place) addTo() error {
 	if err != nil {
 		return err
 	}
+
 	for _, n := range names {
 		if exists(p.inPath(n)) {
 			return fmt.Errorf("%w: %s", ErrOccupied, p.inPath(n))
 		}
 	}
+
 	mark := func() error {
 		return errors.Join(os.MkdirAll(p.inStaging(addingName), 0o777), file.SyncDir(p.inStaging(journalPrefix)), file.SyncDir(p.Staging()))
 	}
 	if err := p.do("mark", mark); err != nil {
 		return err
 	}
+
 	for i, n := range names {
 		if i == len(names)-1 { // the data must be durable before the record appears
 			if err := p.do("sync", func() error { return file.SyncDir(p.Path) }); err != nil {
 				return err
 			}
 		}
+
 		add := func() error {
 			return errors.Join(os.MkdirAll(filepath.Dir(p.inPath(n)), 0o777), link(p.inStaging(n), p.inPath(n)))
 		}
@@ -145,6 +156,7 @@ func (p *Place) addTo() error {
 			return err
 		}
 	}
+
 	return p.do("sync", func() error { return file.SyncDir(p.Path) })
 }
 
@@ -175,6 +187,7 @@ func (p *Place) newFiles() ([]string, error) {
 		if err != nil || d.IsDir() {
 			return err
 		}
+
 		rel, err := filepath.Rel(p.Staging(), path)
 		name := filepath.ToSlash(rel)
 		switch {
@@ -184,6 +197,7 @@ func (p *Place) newFiles() ([]string, error) {
 		default:
 			data = append(data, name)
 		}
+
 		return err
 	})
 	return append(data, record...), err
@@ -201,10 +215,12 @@ func (p *Place) adopt(owned []string) error {
 		if err != nil || path == p.Path {
 			return err
 		}
+
 		name, err := filepath.Rel(p.Path, path)
 		if err != nil {
 			return err
 		}
+
 		to := filepath.Join(p.Staging(), name)
 		switch {
 		case d.IsDir():
@@ -212,6 +228,7 @@ func (p *Place) adopt(owned []string) error {
 		case slices.Contains(owned, filepath.ToSlash(name)):
 			return nil
 		}
+
 		err = p.do("adopt", func() error { return link(path, to) })
 		if errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("%w: %s is not part of the old checkpoint, and would be lost to a file of the new one", ErrOccupied, path)
@@ -221,6 +238,7 @@ func (p *Place) adopt(owned []string) error {
 	if err != nil {
 		return err
 	}
+
 	if err := file.SyncDir(p.Staging()); err != nil {
 		return err
 	}
@@ -244,6 +262,7 @@ func link(from, to string) error {
 		}
 		return os.Symlink(target, to)
 	}
+
 	if err := os.Link(from, to); err == nil || errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -264,10 +283,12 @@ func copyFile(from, to string, fi fs.FileInfo) error {
 		return err
 	}
 	defer src.Close()
+
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fi.Mode().Perm())
 	if err != nil {
 		return err
 	}
+
 	_, err = io.Copy(dst, src)
 	if err = errors.Join(err, dst.Sync(), dst.Close(), os.Chtimes(to, fi.ModTime(), fi.ModTime())); err != nil {
 		err = errors.Join(err, os.Remove(to))

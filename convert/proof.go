@@ -57,8 +57,10 @@ func (p *proof) fill(r *storage.WriteResults) {
 	if p == nil {
 		return
 	}
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	for i := range r.Items {
 		if it := &r.Items[i]; it.Digest == nil {
 			it.Digest = p.digests[it.Index.Key()]
@@ -72,14 +74,17 @@ func (p *proof) sums(ctx context.Context, part []byte, size int, read func(ctx c
 	if p == nil {
 		return read(ctx)
 	}
+
 	var from, to view.Sums
 	if err := read(view.WithSums(ctx, &from)); err != nil {
 		return err
 	}
+
 	to.AddBytes(part, size)
 	if err := from.Compare(&to); err != nil {
 		return err
 	}
+
 	if !from.Inexact.Load() {
 		p.compared.Add(int64(to.Elements.Load()))
 	}
@@ -110,6 +115,7 @@ func (s *provenStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if err := s.Stream.ReadAt(ctx, p, off); err != nil {
 		return err
 	}
+
 	if off == 0 {
 		s.hash.Reset()
 		s.at = 0
@@ -118,6 +124,7 @@ func (s *provenStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 		s.hash.Write(p)
 		s.at += int64(len(p))
 	}
+
 	return nil
 }
 
@@ -148,6 +155,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 	if p == nil {
 		return nil
 	}
+
 	lead := map[int32][]byte{}
 	for pass := range 2 {
 		for _, r := range results {
@@ -157,6 +165,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 				if e == nil || e.alias == 0 {
 					continue
 				}
+
 				if pass == 0 && it.Digest != nil {
 					lead[e.alias] = it.Digest
 				} else if it.Digest == nil {
@@ -165,6 +174,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 			}
 		}
 	}
+
 	var out []ItemDigest
 	for _, r := range results {
 		for i := range r.Items {
@@ -173,6 +183,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 			if e == nil || e.src.Tensor == nil || it.Digest == nil {
 				continue
 			}
+
 			d := ItemDigest{Name: it.Index.FQN, DType: e.info.Properties.DType.String(), Shape: e.info.Shape, BLAKE3: hex.EncodeToString(it.Digest)}
 			if len(e.boxes) > max(1, e.copies) {
 				d.Offset = it.Index.Offset
@@ -180,6 +191,7 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 			out = append(out, d)
 		}
 	}
+
 	slices.SortFunc(out, func(a, b ItemDigest) int {
 		if c := strings.Compare(a.Name, b.Name); c != 0 {
 			return c
@@ -197,24 +209,29 @@ func (r *run) check(ctx context.Context) error {
 	if r.helps() {
 		return nil // the coordinator does
 	}
+
 	v := viewOf(r.job.src)
 	if v != nil {
 		if err := v.Check(ctx); err != nil {
 			return err
 		}
 	}
+
 	src := r.job.src
 	for ; v != nil; v = viewOf(src) {
 		src = v.Source()
 	}
+
 	copies, ok := src.(storage.CopyChecker)
 	if !ok {
 		return nil
 	}
+
 	rep, err := copies.CheckCopies(ctx, nil, storage.ReadOptions{BufferBytes: r.job.opts.Memory / 2, Parallel: r.job.opts.Parallel})
 	if err != nil || len(rep.Problems) == 0 {
 		return err
 	}
+
 	p := rep.Problems[0]
 	return fmt.Errorf("%w: %q: %s", storage.ErrCorrupt, p.FQN, p.Text)
 }
@@ -230,10 +247,12 @@ func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDiges
 	if err != nil {
 		return nil, err
 	}
+
 	boxes, texts, out := digestBoxes(md, digests)
 	s := &source{src: c, md: md, opts: storage.ReadOptions{BufferBytes: 2 * checkPiece, Parallel: 2}, slots: semaphore.NewWeighted(1 << 20)}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+
 	for i, d := range digests {
 		if texts[i] != "" {
 			continue
@@ -244,15 +263,18 @@ func CheckDigests(ctx context.Context, c storage.Checkpoint, digests []ItemDiges
 			return plan.Named(d.Name, err)
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+
 	var wrong []storage.VerifyProblem
 	for i, text := range texts {
 		if text != "" {
 			wrong = append(wrong, storage.VerifyProblem{FQN: digests[i].Name, Text: text})
 		}
 	}
+
 	return append(wrong, out...), nil
 }
 
@@ -269,23 +291,28 @@ func digestBoxes(md *meta.Metadata, digests []ItemDigest) (boxes []tensor.Box, t
 			texts[i] = "the manifest has this tensor, the checkpoint does not"
 			continue
 		}
+
 		if boxes[i], texts[i] = d.box(e.Tensor); texts[i] != "" {
 			wrong[d.Name] = true
 			continue
 		}
+
 		key := meta.Index{FQN: d.Name, Offset: boxes[i].Offsets}.Key()
 		if seen[key] {
 			texts[i] = fmt.Sprintf("the manifest has it twice at %v", boxes[i].Offsets)
 			continue
 		}
+
 		seen[key] = true
 		elements[d.Name] += boxes[i].Volume()
 	}
+
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if e.Tensor == nil || wrong[e.FQN] {
 			continue
 		}
+
 		all := tensor.Whole(e.Tensor.Shape).Volume()
 		if n, ok := elements[e.FQN]; !ok {
 			problems = append(problems, storage.VerifyProblem{FQN: e.FQN, Text: "the checkpoint has this tensor, the manifest does not"})
@@ -293,6 +320,7 @@ func digestBoxes(md *meta.Metadata, digests []ItemDigest) (boxes []tensor.Box, t
 			problems = append(problems, storage.VerifyProblem{FQN: e.FQN, Text: fmt.Sprintf("the manifest has digests of %d of its %d elements", n, all)})
 		}
 	}
+
 	return boxes, texts, problems
 }
 
@@ -304,6 +332,7 @@ func (d *ItemDigest) box(t *meta.Tensor) (tensor.Box, string) {
 	if d.Offset == nil {
 		return tensor.Whole(t.Shape), ""
 	}
+
 	at, ok := t.FindChunk(d.Offset, 0)
 	if !ok {
 		return tensor.Box{}, fmt.Sprintf("the manifest has a chunk at %v, the checkpoint does not", d.Offset)
@@ -328,6 +357,7 @@ func (s *source) checkDigest(ctx context.Context, e *meta.Entry, box tensor.Box,
 			progress(int64(len(p)))
 		}
 	}
+
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
 		return fmt.Sprintf("its BLAKE3 digest is %s, the manifest has %s", got, want), nil
 	}

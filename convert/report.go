@@ -63,10 +63,12 @@ func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
 		if v := viewOf(j.src); v != nil {
 			it.Sources, it.Operations, it.Rule = v.Describe(e.src.FQN)
 		}
+
 		if _, skip := refused[it.Name]; skip {
 			s.Skipped = append(s.Skipped, it.Name)
 			continue
 		}
+
 		s.Items = append(s.Items, it)
 		s.Bytes += it.Bytes
 		s.SourceBytes += e.src.NumBytes()
@@ -77,10 +79,12 @@ func newSummary(j *Job, final []*plan.SavePlan, refused refusals) *Summary {
 		count(&s.Cast, it.FromDType != "")
 		count(&s.Sharded, it.Chunks > 1)
 	}
+
 	s.RankBytes = make([]int64, j.ranks)
 	for r, p := range final {
 		s.RankBytes[r] = p.NumBytes()
 	}
+
 	return s
 }
 

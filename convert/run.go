@@ -58,14 +58,17 @@ type run struct {
 func Run(ctx context.Context, job *Job, t *Target) (*Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	r := &run{job: job, target: t, refused: refusals{}, proof: newProof(job.src), warn: job.opts.Warn}
 	if g := job.opts.Group; g != nil && g.Size() > 1 {
 		r.group, r.division = g, &division{files: make([][]storage.File, job.ranks), me: g.Rank()}
 		r.save.Helper, r.save.Divide = r.helps(), r.division.mine
 	}
+
 	if done, err := r.begin(ctx); done != nil || err != nil {
 		return done, err
 	}
+
 	rep, err := r.convert(ctx)
 	if err == nil {
 		return rep, nil
@@ -95,8 +98,10 @@ func (r *run) abandon(ctx context.Context) error {
 	if r.visible {
 		return err
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
+
 	if endErr := j.end(ctx); endErr != nil { // it may be under way, as if it was killed
 		r.warn(fmt.Errorf("the journal in %s does not say that this run has ended: %w", j.store, endErr))
 	}
@@ -121,19 +126,23 @@ func Begun(ctx context.Context, job *Job, t *Target) (files int, begun bool, err
 	if t.store() == nil {
 		return 0, false, nil
 	}
+
 	old, err := readRecord(ctx, t.store())
 	if err != nil || old == nil {
 		return 0, false, err
 	}
+
 	if mine, err := fingerprint(ctx, job, t, true); err != nil || old.Fingerprint != mine {
 		return 0, false, err
 	}
+
 	for _, err := range t.store().List(ctx, resultsPrefix) {
 		if err != nil {
 			return 0, false, err
 		}
 		files++
 	}
+
 	return files, true, nil
 }
 
@@ -150,9 +159,11 @@ func (r *run) begin(ctx context.Context) (*Report, error) {
 	if r.group != nil {
 		open = r.meet
 	}
+
 	if done, err := open(ctx); done != nil || err != nil {
 		return done, err
 	}
+
 	r.save.Storage = r.job.storage(r.identity, r.target)
 	if r.journal != nil {
 		r.journal.proof = r.proof
@@ -170,19 +181,23 @@ func (r *run) open(ctx context.Context) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		j, err := openJournal(ctx, r.target, mine, r.identity, r.job.opts.Warn)
 		if err != nil {
 			return nil, err
 		}
+
 		r.journal, r.identity = j, j.rec
 		if rep := j.rec.Report; rep != nil {
 			return rep, j.remove(ctx)
 		}
+
 		if err := j.sweep(ctx); err != nil {
 			return nil, err
 		}
 		return nil, j.forget(ctx, r.target.Leftovers, r.job.opts.Warn)
 	}
+
 	return nil, nil
 }
 
@@ -213,16 +228,19 @@ func (r *run) phases(ctx context.Context, rec *protocol.Recorder, size int64) (*
 	if err == nil {
 		err = r.divide(in)
 	}
+
 	phase.End(0, err)
 	if err != nil {
 		return nil, err
 	}
+
 	in, phase = rec.Begin(ctx, meta.PhaseWrite)
 	err = r.writeAll(in)
 	phase.End(size, err)
 	if err != nil {
 		return nil, err
 	}
+
 	in, phase = rec.Begin(ctx, meta.PhaseCommit)
 	rep, err := r.commit(in, r.finish)
 	phase.End(0, err)
@@ -241,14 +259,17 @@ func (r *run) plan(ctx context.Context) error {
 		r.save.Planners = append(r.save.Planners, &savePlanner{run: r, rank: rank})
 		r.save.Writers = append(r.save.Writers, &checkedWriter{w, r})
 	}
+
 	r.save.Parallel, r.save.Warn = j.opts.Parallel, j.opts.Warn
 	if report := j.opts.Progress; report != nil {
 		r.save.Progress = func(_ int, n int64) { report(n) }
 	}
+
 	r.local = localPlans(j.entries, j.ranks)
 	if err := r.save.Plan(ctx, make([]plan.State, j.ranks)); err != nil {
 		return err
 	}
+
 	// The metadata would only take memory while the data is written: finish makes
 	// it again.
 	r.plannerData, r.save.Metadata, r.local = r.save.Metadata.PlannerData, nil, nil
@@ -279,6 +300,7 @@ func (r *run) writeAll(ctx context.Context) error {
 func (r *run) write(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	s := newSource(ctx, r.job)
 	s.proof = r.proof
 	r.ctx, r.batches = ctx, newBatches(s, r.job, r.save.Plans)
@@ -290,6 +312,7 @@ func (r *run) write(ctx context.Context) error {
 	} else {
 		cancel() // data read ahead is not needed
 	}
+
 	s.close()
 	r.batches.close()
 	r.batches = nil
@@ -304,17 +327,20 @@ func (r *run) finish(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	md.PlannerData = r.plannerData
 	r.save.Plans, r.save.Metadata = nil, md
 	if err := r.save.Finish(ctx); err != nil {
 		return nil, err
 	}
+
 	r.visible = r.target.Staging == nil
 	if r.target.Committed != nil {
 		if err := r.target.Committed(ctx, rep); err != nil {
 			return nil, fmt.Errorf("%w: %w", errBeside, err)
 		}
 	}
+
 	switch {
 	case r.journal == nil:
 	case r.journal.direct:
@@ -327,6 +353,7 @@ func (r *run) finish(ctx context.Context) (*Report, error) {
 		}
 		return rep, r.journal.remove(ctx)
 	}
+
 	return rep, nil
 }
 
@@ -339,15 +366,18 @@ func (r *run) report() *Report {
 	for _, x := range r.refused.err(r.job).Objects {
 		rep.Skipped = append(rep.Skipped, x.Name)
 	}
+
 	for _, res := range r.save.Results {
 		rep.Files += len(res.Files)
 		rep.FileBytes += res.Bytes()
 	}
+
 	rep.Digests = r.proof.report(r.job, r.save.Results)
 	if r.group != nil {
 		rep.KeptFiles, rep.Compared = r.kept, r.compared
 		return rep
 	}
+
 	if r.proof != nil {
 		rep.Compared = r.proof.compared.Load()
 	}
@@ -377,6 +407,7 @@ func (p *savePlanner) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *met
 	if e := r.refused.err(r.job); len(e.Tensors) > 0 || len(e.Objects) > 0 && !r.job.opts.SkipObjects {
 		return nil, nil, e
 	}
+
 	final, md, err := global(plans)
 	if err != nil {
 		return nil, nil, err
@@ -384,6 +415,7 @@ func (p *savePlanner) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *met
 	if len(md.Entries) == 0 {
 		return nil, nil, ErrEmpty
 	}
+
 	md.PlannerData = r.job.md.PlannerData
 	return final, md, nil
 }
@@ -396,6 +428,7 @@ func (p *savePlanner) Resolve(it *plan.WriteItem) (plan.Data, error) {
 	if e == nil {
 		return plan.Data{}, fmt.Errorf("%w: %q is not part of the conversion", plan.ErrProtocol, it.FQN())
 	}
+
 	if it.Kind == plan.KindBytes {
 		b, err := r.job.content(r.ctx, e)
 		return plan.Data{Bytes: b}, err
@@ -418,6 +451,7 @@ func (w *checkedWriter) PrepareLocalPlan(ctx context.Context, p *plan.SavePlan) 
 	if err := w.checkValues(ctx, p); err != nil {
 		return nil, err
 	}
+
 	refused := w.run.refused
 	for {
 		known := len(refused)
@@ -437,19 +471,23 @@ func (w *checkedWriter) checkValues(ctx context.Context, p *plan.SavePlan) error
 	if !ok {
 		return nil
 	}
+
 	for i := range p.Items {
 		it := &p.Items[i]
 		if it.Kind != plan.KindBytes {
 			continue
 		}
+
 		data, err := w.run.job.content(ctx, w.run.job.find(it.FQN()))
 		if err != nil {
 			return err
 		}
+
 		if err := c.CheckValue(it, data); err != nil && !w.run.refused.add(err) {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -460,11 +498,13 @@ func (w *checkedWriter) CheckMetadata(md *meta.Metadata) error {
 	if !ok {
 		return nil
 	}
+
 	opts := &w.run.job.opts
 	err := c.CheckMetadata(md)
 	if err == nil || !opts.SkipObjects {
 		return err
 	}
+
 	md.PlannerData = nil
 	opts.Warn(fmt.Errorf("left out: %w", err))
 	return nil
@@ -493,9 +533,11 @@ func (e *RefusedError) Error() string {
 	for _, r := range all[:min(len(all), maxNamed)] {
 		parts = append(parts, fmt.Sprintf("%q: %s", r.Name, r.Why))
 	}
+
 	if n := len(all) - len(parts); n > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", n))
 	}
+
 	names := "names"
 	if len(all) == 1 {
 		names = "name"
@@ -539,6 +581,7 @@ func (r refusals) err(j *Job) *RefusedError {
 			out.Objects = append(out.Objects, Refused{e.info.FQN, why})
 		}
 	}
+
 	return out
 }
 

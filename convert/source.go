@@ -85,10 +85,12 @@ func (s *source) read(ctx context.Context, wants []want) error {
 			return plan.Named(w.entry.src.FQN, err)
 		}
 	}
+
 	if err := s.slots.Acquire(ctx, 1); err != nil {
 		return context.Cause(ctx)
 	}
 	defer s.slots.Release(1)
+
 	_, err := s.src.Read(ctx, s.md, p, receiver{wants: wants}, s.opts)
 	return err
 }

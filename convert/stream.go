@@ -33,20 +33,25 @@ func (c *content) fill(ctx context.Context, p []byte, off int64) error {
 	if len(p) == 0 {
 		return nil
 	}
+
 	w, edges, err := c.wants(nil, p, off)
 	if err != nil {
 		return err
 	}
+
 	proof := c.s.proof
 	if len(edges) > 0 {
 		proof = nil // p has only some bytes of an element
 	}
+
 	if err := proof.sums(ctx, p, c.DType().Size(), func(ctx context.Context) error { return c.s.read(ctx, w) }); err != nil {
 		return err
 	}
+
 	for _, e := range edges {
 		copy(e.to, e.element[e.from:])
 	}
+
 	return nil
 }
 
@@ -70,11 +75,13 @@ func (c *content) wants(to []want, p []byte, off int64) ([]want, []edge, error) 
 			to, err = c.run(to, e.element, at, at+1)
 		}
 	}
+
 	lo, hi := off/es, (off+int64(len(p)))/es
 	if from := off % es; from != 0 {
 		cut(lo, from, min(es-from, int64(len(p))))
 		lo++
 	}
+
 	if tail := (off + int64(len(p))) % es; tail != 0 && hi >= lo {
 		cut(hi, 0, tail)
 	}
@@ -90,18 +97,21 @@ func (c *content) run(to []want, p []byte, lo, hi int64) ([]want, error) {
 	if err != nil {
 		return to, err
 	}
+
 	for _, b := range boxes {
 		n := b.Volume() * int64(c.DType().Size())
 		dst, err := tensor.FromBytes(c.DType(), b.Sizes, p[:n])
 		if err != nil {
 			return to, err
 		}
+
 		p = p[n:]
 		if c.s.cast == tensor.CastAny {
 			dst = dst.Lossy()
 		}
 		to = append(to, want{entry: c.entry, box: moved(b, c.box.Offsets), dst: dst})
 	}
+
 	return to, nil
 }
 
@@ -147,15 +157,18 @@ func (st *stream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if st.s.slow.Load() || st.s.proof != nil { // the sums of a proof take time as well
 		st.readAhead(off+int64(len(p)), int64(len(p)))
 	}
+
 	if u == nil {
 		return st.straight(ctx, p, off)
 	}
 	defer st.release(u)
+
 	select {
 	case <-u.done:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+
 	copy(p, u.p)
 	return u.err
 }
@@ -191,9 +204,11 @@ func (st *stream) readAhead(off, n int64) {
 	if n > int64(st.s.ahead.Size()) || n < minUnit {
 		return
 	}
+
 	if k := len(st.queue); k > 0 {
 		off = st.queue[k-1].off + int64(len(st.queue[k-1].p))
 	}
+
 	for len(st.queue) < maxAhead && off < st.size {
 		buf := st.s.ahead.TryGet()
 		if buf == nil {
@@ -272,6 +287,7 @@ func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 	for _, p := range plans {
 		n += len(p.Items)
 	}
+
 	bs := &batches{s: s, job: j, live: map[*batch]bool{}, of: make(map[*plan.WriteItem]spot, n)}
 	for _, p := range plans {
 		open := map[int]*batch{} // by the size of elements, since writers order files by it
@@ -282,6 +298,7 @@ func newBatches(s *source, j *Job, plans []*plan.SavePlan) *batches {
 			}
 		}
 	}
+
 	return bs
 }
 
@@ -297,6 +314,7 @@ func (bs *batches) add(open map[int]*batch, it *plan.WriteItem) {
 			full.next = b
 		}
 	}
+
 	bs.of[it] = spot{b, b.total}
 	b.items = append(b.items, it)
 	b.total += it.NumBytes()
@@ -319,11 +337,13 @@ func (bs *batches) open(e *entry, it *plan.WriteItem) plan.Stream {
 func (bs *batches) take(b *batch) bool {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
+
 	bs.clock++
 	b.used = bs.clock
 	if b.buf == nil && !bs.load(b, true) {
 		return false
 	}
+
 	b.users++
 	if n := b.next; n != nil && n.buf == nil && n.left > 0 {
 		bs.load(n, false)
@@ -341,6 +361,7 @@ func (bs *batches) load(b *batch, need bool) bool {
 	if buf == nil {
 		return false
 	}
+
 	b.buf, b.loaded, b.err = buf, make(chan struct{}), nil
 	bs.live[b] = true
 	b.users++ // the read
@@ -366,6 +387,7 @@ func (bs *batches) read(ctx context.Context, b *batch, buf []byte) error {
 		}
 		buf = buf[c.size:]
 	}
+
 	// All items of a batch have elements of one size.
 	return bs.s.proof.sums(ctx, whole, b.items[0].Info.DType.Size(), func(ctx context.Context) error { return bs.s.read(ctx, wants) })
 }
@@ -379,9 +401,11 @@ func (bs *batches) evict() bool {
 			oldest = b
 		}
 	}
+
 	if oldest == nil {
 		return false
 	}
+
 	bs.free(oldest)
 	return true
 }
@@ -430,20 +454,24 @@ func (st *batchStream) ReadAt(ctx context.Context, p []byte, off int64) error {
 	if off < 0 || off > st.size || int64(len(p)) > st.size-off {
 		return st.fill(ctx, p, off) // which returns the error
 	}
+
 	if !st.held {
 		if !st.bs.take(st.b) {
 			return st.fill(ctx, p, off)
 		}
 		st.held = true
 	}
+
 	select {
 	case <-st.b.loaded:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+
 	if st.b.err != nil {
 		return st.fill(ctx, p, off)
 	}
+
 	copy(p, st.b.buf[st.off+off:])
 	return nil
 }

@@ -51,12 +51,14 @@ func (r *run) meet(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	err = group.Agree(ctx, r.group, "compare", mine, func([]byte) error {
 		return fmt.Errorf("%w: it plans another conversion than rank 0: it sees other files in the source, or has other options, or another version of cairn", group.ErrDiffers)
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	var rep *Report
 	s, err := group.Broadcast(ctx, r.group, "start", 0, group.JSON[start](), func(ctx context.Context) (start, error) {
 		var err error
@@ -71,6 +73,7 @@ func (r *run) meet(ctx context.Context) (*Report, error) {
 	if s.Record.Report != nil {
 		return s.Record.Report, nil
 	}
+
 	if r.helps() {
 		r.identity = s.Record
 		if store := r.target.store(); store != nil {
@@ -90,6 +93,7 @@ func (r *run) begun(ctx context.Context) error {
 	if r.journal == nil {
 		return nil
 	}
+
 	err := r.each(ctx, "begin", func(ctx context.Context) error {
 		if r.helps() {
 			return nil
@@ -99,6 +103,7 @@ func (r *run) begun(ctx context.Context) error {
 	if err != nil || r.group == nil {
 		return err
 	}
+
 	return r.each(ctx, "begin", func(ctx context.Context) error {
 		if !r.helps() {
 			return nil
@@ -114,9 +119,11 @@ func (j *journal) see(ctx context.Context) error {
 		if err != nil || rec != nil && rec.SaveID == j.rec.SaveID {
 			return err
 		}
+
 		if time.Now().After(end) {
 			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", group.ErrDiffers, j.store)
 		}
+
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -144,9 +151,11 @@ func (d *division) mine(rank int, files []storage.File, held bool) []bool {
 		}
 		return out
 	}
+
 	for i := range files {
 		out[i] = held && d.me == 0 || !held && d.of[rank][i] == d.me
 	}
+
 	return out
 }
 
@@ -157,6 +166,7 @@ func (r *run) divide(ctx context.Context) error {
 		r.planned(nil)
 		return nil
 	}
+
 	d := r.division
 	err := r.each(ctx, "divide", func(ctx context.Context) error {
 		r.ctx = ctx
@@ -165,11 +175,13 @@ func (r *run) divide(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if err := group.Agree(ctx, r.group, "divide", d.digest(), func([]byte) error {
 		return fmt.Errorf("%w: it would write other files than rank 0", group.ErrDiffers)
 	}); err != nil {
 		return err
 	}
+
 	finished, err := group.Broadcast(ctx, r.group, "divide", 0, group.JSON[map[string]bool](), func(ctx context.Context) (map[string]bool, error) {
 		if r.journal == nil || !r.journal.goesOn {
 			return nil, nil
@@ -179,12 +191,14 @@ func (r *run) divide(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	parts := d.assign(finished, r.group.Size())
 	if n := d.count(); n == 0 && !r.helps() {
 		r.job.opts.Warn(fmt.Errorf("one file has all data, so rank 0 of %d ranks writes it alone; smaller files would give the other ranks work", r.group.Size()))
 	} else if n < r.group.Size() && !r.helps() {
 		r.job.opts.Warn(fmt.Errorf("more ranks than data files, %[2]d and %[1]d: some have nothing to write; smaller files would give them work", n, r.group.Size()))
 	}
+
 	r.planned(parts)
 	return nil
 }
@@ -195,6 +209,7 @@ func (r *run) planned(parts []float64) {
 	if r.job.opts.Planned == nil {
 		return
 	}
+
 	var all float64
 	for rank, p := range r.save.Plans {
 		part := 1.0
@@ -203,6 +218,7 @@ func (r *run) planned(parts []float64) {
 		}
 		all += part * float64(p.NumBytes())
 	}
+
 	r.job.opts.Planned(int64(all))
 }
 
@@ -238,6 +254,7 @@ func (d *division) assign(finished map[string]bool, processes int) []float64 {
 			sizes = append(sizes, n)
 		}
 	}
+
 	of := work.Divide(sizes, processes)
 	parts := make([]float64, len(d.files))
 	d.of = make([][]int, len(d.files))
@@ -250,6 +267,7 @@ func (d *division) assign(finished map[string]bool, processes int) []float64 {
 				mine += f.Size
 			}
 		}
+
 		switch {
 		case total > 0:
 			parts[rank] = float64(mine) / float64(total)
@@ -257,6 +275,7 @@ func (d *division) assign(finished map[string]bool, processes int) []float64 {
 			parts[rank] = 1
 		}
 	}
+
 	return parts
 }
 
@@ -302,6 +321,7 @@ func (r *run) part() *part {
 			}
 		}
 	}
+
 	if r.journal != nil {
 		p.kept = int(r.journal.kept.Load())
 	}
@@ -351,6 +371,7 @@ func (r *run) commit(ctx context.Context, finish func(context.Context) (*Report,
 	if r.group == nil {
 		return finish(ctx)
 	}
+
 	rep, err := group.Broadcast(context.WithoutCancel(ctx), r.group, "commit", 0, group.JSON[*Report](), func(context.Context) (*Report, error) {
 		if err := group.ContextError(ctx); err != nil {
 			return nil, fmt.Errorf("%w: %w", errNotCommitted, err)
