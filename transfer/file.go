@@ -28,6 +28,7 @@ func (j *job) copyAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if todo, err = j.retract(ctx, todo); err != nil {
 		return err
 	}
@@ -52,6 +53,7 @@ func (j *job) publish(ctx context.Context, todo []item) error {
 			return err
 		}
 	}
+
 	for i := range last {
 		var err error
 		if i == len(last)-1 {
@@ -63,6 +65,7 @@ func (j *job) publish(ctx context.Context, todo []item) error {
 			return err
 		}
 	}
+
 	j.rep.ByService = int(j.service.Load())
 	return j.leftovers(ctx)
 }
@@ -78,6 +81,7 @@ func (j *job) missing(ctx context.Context) ([]item, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var todo []item
 	for i, it := range j.items {
 		if kept[i] {
@@ -88,6 +92,7 @@ func (j *job) missing(ctx context.Context) ([]item, error) {
 			todo = append(todo, it)
 		}
 	}
+
 	return todo, nil
 }
 
@@ -105,6 +110,7 @@ func (j *job) matches(ctx context.Context, it *item, have blob.Info) (bool, erro
 	if have.Size != it.Size {
 		return false, nil
 	}
+
 	want := it.sum
 	if !it.summed {
 		var err error
@@ -112,6 +118,7 @@ func (j *job) matches(ctx context.Context, it *item, have blob.Info) (bool, erro
 			return false, err
 		}
 	}
+
 	got, err := j.sumOf(ctx, j.dst, it.to, it.Size)
 	if err != nil && ctx.Err() == nil {
 		return false, nil // it cannot be read: it is copied again
@@ -126,6 +133,7 @@ func (j *job) sumOf(ctx context.Context, s blob.Store, name string, size int64) 
 			return sum, err
 		}
 	}
+
 	r, err := blob.OpenKnown(ctx, s, blob.Info{Name: name, Size: size})
 	if err != nil {
 		return 0, err
@@ -139,6 +147,7 @@ func (j *job) copyFile(ctx context.Context, it *item) error {
 	if done, err := j.copyInService(ctx, it); done || err != nil {
 		return err
 	}
+
 	w, err := j.write(ctx, it, j.unchanged(it))
 	if err == nil {
 		defer w.Abort() // does nothing once committed
@@ -177,11 +186,13 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	} else {
 		opts.IfAbsent = true
 	}
+
 	w, err := j.write(ctx, it, opts)
 	if err != nil {
 		return err
 	}
 	defer w.Abort() // does nothing once committed
+
 	now, err := j.src.Stat(ctx, it.Name)
 	if err != nil {
 		return err
@@ -189,14 +200,17 @@ func (j *job) commit(ctx context.Context, it *item) error {
 	if now.Size != it.Size || now.Version != it.Version || !now.ModTime.Equal(it.ModTime) {
 		return fmt.Errorf("%s was replaced while it was copied: %w", j.src, blob.ErrChanged)
 	}
+
 	if err := j.check(ctx); err != nil {
 		return err
 	}
+
 	if j.opts.keepOld {
 		if err := j.checkUnread(ctx); err != nil {
 			return errors.Join(err, j.discard(ctx))
 		}
 	}
+
 	_, err = w.Commit(ctx)
 	switch {
 	case errors.Is(err, fs.ErrExist):
@@ -205,6 +219,7 @@ func (j *job) commit(ctx context.Context, it *item) error {
 		err = fmt.Errorf("%w: %w", storage.ErrUncertain, err)
 		return errors.Join(err, j.lock.LeaveUncertain(context.WithoutCancel(ctx), it.to, opts.IfVersion))
 	}
+
 	return err
 }
 
@@ -216,15 +231,18 @@ func (j *job) write(ctx context.Context, it *item, opts *blob.CreateOptions) (bl
 		return nil, err
 	}
 	defer r.Close()
+
 	if r.Size() != it.Size {
 		return nil, fmt.Errorf("%s of %s: %w: it has %d bytes, and had %d", it.Name, j.src, blob.ErrChanged, r.Size(), it.Size)
 	}
+
 	opts.Size = it.Size
 	opts.Piece = piece
 	w, err := j.dst.Create(ctx, it.to, opts)
 	if err != nil {
 		return nil, err
 	}
+
 	sum, err := j.pieces(ctx, r, it.Size, func(p []byte, off int64) error {
 		err := w.WriteAt(ctx, p, off)
 		if err == nil {
@@ -254,17 +272,21 @@ func (j *job) pieces(ctx context.Context, r blob.Reader, size int64, fn func(p [
 			return err
 		}
 		defer j.pool.Put(buf)
+
 		p, err := blob.ReadLarge(ctx, r, buf, off, min(piece, size-off))
 		if err != nil {
 			return err
 		}
+
 		sums[i] = crc32c.Checksum(p)
 		return fn(p, off)
 	})
+
 	var sum uint32
 	for i, s := range sums {
 		sum = crc32c.Join(sum, s, min(piece, size-int64(i)*piece))
 	}
+
 	return sum, err
 }
 
@@ -274,6 +296,7 @@ func (j *job) copyInService(ctx context.Context, it *item) (done bool, err error
 	if !ok {
 		return false, nil
 	}
+
 	info, err := c.CopyFrom(ctx, j.src, it.Info, it.to)
 	if err != nil && (ctx.Err() != nil || errors.Is(err, blob.ErrChanged)) {
 		return false, err
@@ -284,10 +307,12 @@ func (j *job) copyInService(ctx context.Context, it *item) (done bool, err error
 	if info.Size != it.Size {
 		return false, fmt.Errorf("%w: the service says that %s of %s has %d bytes, not %d", storage.ErrCorrupt, it.to, j.dst, info.Size, it.Size)
 	}
+
 	j.service.Add(1)
 	if err := j.checkCopied(ctx, it); err != nil {
 		return false, err
 	}
+
 	j.opts.Progress(it.Size)
 	return true, nil
 }
@@ -305,6 +330,7 @@ func (j *job) checkCopied(ctx context.Context, it *item) error {
 			return err
 		}
 	}
+
 	got, err := j.sumOf(ctx, j.dst, it.to, it.Size)
 	if err == nil && got != want {
 		err = fmt.Errorf("%w: the copy %s in %s has the checksum %08x, not %08x", storage.ErrCorrupt, it.to, j.dst, got, want)
@@ -321,19 +347,23 @@ func (j *job) check(ctx context.Context) error {
 	if err := j.lock.Confirm(ctx); err != nil {
 		return err
 	}
+
 	if len(j.have) > 0 && j.opts.As == "" {
 		if err := commit.CheckNoRemoval(ctx, j.dst); err != nil {
 			return err
 		}
 	}
+
 	now, err := list(ctx, j.dst)
 	if err != nil {
 		return err
 	}
+
 	for _, it := range j.items {
 		if have, ok := now[it.to]; it.stage == 0 && (!ok || have.Size != it.Size) {
 			return fmt.Errorf("%s was removed from %s or replaced while the checkpoint was copied: %w", it.to, j.dst, blob.ErrChanged)
 		}
 	}
+
 	return j.checkOthers(ctx, now)
 }

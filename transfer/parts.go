@@ -45,6 +45,7 @@ func BeginParts(ctx context.Context, src, dst blob.Store, s Saved, opts *Options
 	if p.j.release, err = commit.Reading(ctx, src); err != nil {
 		return nil, err
 	}
+
 	if err := p.begin(ctx, &s); err != nil {
 		p.Close()
 		return nil, err
@@ -61,10 +62,12 @@ func (p *Parts) begin(ctx context.Context, s *Saved) (err error) {
 		p.j.have, err = list(ctx, p.j.dst)
 		return err
 	}
+
 	p.j.items = slices.Concat(p.data, p.last)
 	if err := p.j.look(ctx); err != nil {
 		return err
 	}
+
 	p.j.lock, err = commit.LockSave(ctx, p.j.dst, s.Format, p.j.lockID())
 	return err
 }
@@ -81,6 +84,7 @@ func (p *Parts) list(ctx context.Context, s *Saved) error {
 			return err
 		}
 	}
+
 	for i, name := range s.Last {
 		f, ok := known[name]
 		if !ok {
@@ -90,6 +94,7 @@ func (p *Parts) list(ctx context.Context, s *Saved) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -102,6 +107,7 @@ func (p *Parts) add(ctx context.Context, to *[]item, f storage.File, sized bool,
 	if sized && info.Size != f.Size {
 		return fmt.Errorf("%w: %s of %s has %d bytes, and %d were written", storage.ErrCorrupt, f.Name, p.j.src, info.Size, f.Size)
 	}
+
 	*to = append(*to, item{Info: info, to: f.Name, sum: f.CRC32C, summed: !f.Unsummed, stage: stage})
 	p.j.rep.Files++
 	p.j.rep.Bytes += info.Size
@@ -129,16 +135,19 @@ func (p *Parts) Publish(ctx context.Context, data []storage.File) error {
 	if err != nil {
 		return err
 	}
+
 	p.j.items = nil
 	for _, f := range data {
 		if !slices.ContainsFunc(p.last, func(it item) bool { return it.to == f.Name }) {
 			p.j.items = append(p.j.items, item{Info: blob.Info{Name: f.Name, Size: f.Size}, to: f.Name})
 		}
 	}
+
 	p.j.items = append(p.j.items, p.last...)
 	if err := p.j.lock.Replaces(p.j.old); err != nil {
 		return err
 	}
+
 	err = p.j.publish(ctx, todo)
 	if (err == nil || errors.Is(err, blob.ErrUncertain)) && p.j.rep.Format == formats.Torch {
 		commit.Remember(p.j.dst, p.last[len(p.last)-1].to, p.j.rep.SaveID)

@@ -77,26 +77,31 @@ func Sync(ctx context.Context, src, dst blob.Store, opts *SyncOptions) ([]Synced
 	if opts != nil {
 		o = *opts
 	}
+
 	folders, err := checkpoints(ctx, src, o.Skip)
 	if err != nil {
 		return nil, err
 	}
+
 	var errs []error
 	for i := range folders {
 		f := &folders[i]
 		if f.State != "" {
 			continue // incomplete
 		}
+
 		err := f.sync(ctx, src, dst, &o)
 		if err == nil {
 			continue
 		}
+
 		f.State, f.Problem = Failed, err.Error()
 		errs = append(errs, fmt.Errorf("%s: %w", f.Folder, err))
 		if !aboutOne(err) {
 			return folders, errors.Join(errs...)
 		}
 	}
+
 	return folders, errors.Join(errs...)
 }
 
@@ -113,11 +118,13 @@ func checkpoints(ctx context.Context, run blob.Store, skip func(folder string) b
 	if err != nil {
 		return nil, err
 	}
+
 	out := []Synced{}
 	for _, name := range names {
 		if strings.HasPrefix(name, ".") || skip != nil && skip(name) {
 			continue // with a dot: of cairn, or of a conversion
 		}
+
 		f := Synced{Folder: name}
 		c, err := f.open(ctx, run)
 		switch {
@@ -130,11 +137,13 @@ func checkpoints(ctx context.Context, run blob.Store, skip func(folder string) b
 		case err != nil:
 			return nil, err
 		}
+
 		if c != nil {
 			c.Close()
 		}
 		out = append(out, f)
 	}
+
 	slices.SortFunc(out, newer)
 	return out, nil
 }
@@ -146,10 +155,12 @@ func (f *Synced) open(ctx context.Context, run blob.Store) (storage.Checkpoint, 
 	if err != nil {
 		return nil, err
 	}
+
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	s := c.Storage()
 	f.Step, f.SaveID, f.Time, f.version = s.Step, s.SaveID, s.Time, s.Version
 	return c, c.CheckFiles(ctx)
@@ -163,6 +174,7 @@ func newer(a, b Synced) int {
 		}
 		return 1
 	}
+
 	var steps int
 	if a.Step != nil {
 		steps = cmp.Compare(*b.Step, *a.Step)
@@ -177,6 +189,7 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	if c != nil {
 		defer c.Close()
 	}
+
 	switch {
 	case err == nil && !sameFormat(there.version, f.version): // checkpoints of some formats have no id
 		f.State, f.Problem = Differs, fmt.Sprintf("the other side has a checkpoint of %s, not of %s", there.version, f.version)
@@ -195,6 +208,7 @@ func (f *Synced) sync(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 		f.State = Lacking
 		return nil
 	}
+
 	return f.copy(ctx, src, dst, o)
 }
 
@@ -214,12 +228,14 @@ func (f *Synced) mayReplace(there *Synced, o *SyncOptions) bool {
 	if o.Replace == nil || there.SaveID == "" {
 		return false
 	}
+
 	other := &Other{SaveID: there.SaveID, Step: there.Step, Time: there.Time}
 	ok, reason := o.Replace(f.Folder, other)
 	if !ok {
 		f.Problem += ": " + reason
 		return false
 	}
+
 	f.State, f.Problem, f.Replaces = "", "", other
 	return true
 }
@@ -230,18 +246,22 @@ func (f *Synced) copy(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	if err != nil {
 		return err
 	}
+
 	to, err := blob.NewSub(dst, f.Folder)
 	if err != nil {
 		return err
 	}
+
 	var opts Options
 	if o.Options != nil {
 		opts = *o.Options(f.Folder)
 	}
+
 	opts.Overwrite, opts.Replaces = f.Replaces != nil, ""
 	if f.Replaces != nil {
 		opts.Replaces = f.Replaces.SaveID
 	}
+
 	f.Copy, err = Copy(ctx, from, to, &opts)
 	switch {
 	case errors.Is(err, storage.ErrExists), errors.Is(err, storage.ErrChanged):
@@ -254,5 +274,6 @@ func (f *Synced) copy(ctx context.Context, src, dst blob.Store, o *SyncOptions) 
 	default:
 		f.State = Copied
 	}
+
 	return err
 }

@@ -22,23 +22,29 @@ func (j *job) together(ctx context.Context) (*Report, error) {
 	if err := group.Each(ctx, g, "open", j.plan); err != nil {
 		return nil, err
 	}
+
 	err := group.Agree(ctx, g, "compare", j.digest(), func([]byte) error {
 		return fmt.Errorf("%w: it sees other files in %s than rank 0", group.ErrDiffers, j.src)
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() { j.lock.Release() }() // a remaining lock belongs to a dead process soon
+
 	if err := j.begin(ctx); err != nil {
 		return nil, err
 	}
+
 	todo, err := j.missingOfAll(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := j.copyPart(ctx, todo); err != nil {
 		return nil, err
 	}
+
 	// A rank with an ended context still learns whether the copy was published.
 	rep, err := group.Broadcast(context.WithoutCancel(ctx), g, "publish", 0, group.JSON[*Report](), func(context.Context) (*Report, error) {
 		if err := group.ContextError(ctx); err != nil {
@@ -49,6 +55,7 @@ func (j *job) together(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	j.rep = *rep
 	return &j.rep, j.verify(ctx)
 }
@@ -82,15 +89,18 @@ func (j *job) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	return group.Each(ctx, g, "begin", func(ctx context.Context) (err error) {
 		if g.Rank() == 0 {
 			return nil
 		}
+
 		if locked {
 			if err := j.seeLock(ctx); err != nil {
 				return err
 			}
 		}
+
 		j.have, err = list(ctx, j.dst)
 		return err
 	})
@@ -103,9 +113,11 @@ func (j *job) seeLock(ctx context.Context) error {
 		if seen || err != nil {
 			return err
 		}
+
 		if time.Now().After(end) {
 			return fmt.Errorf("%w: %s does not have what rank 0 has written there: all ranks need the same target, such as a path in a shared file system or a bucket", group.ErrDiffers, j.dst)
 		}
+
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -133,6 +145,7 @@ func (j *job) missingOfAll(ctx context.Context) ([]item, error) {
 				todo = append(todo, it)
 				numbers = append(numbers, i)
 			}
+
 			var err error
 			todo, err = j.retract(ctx, todo)
 			return numbers, err
@@ -140,12 +153,14 @@ func (j *job) missingOfAll(ctx context.Context) ([]item, error) {
 	if err != nil || g.Rank() == 0 {
 		return todo, err
 	}
+
 	for _, i := range numbers {
 		if i < 0 || i >= len(j.items) {
 			return nil, fmt.Errorf("%w: file %d of %d", plan.ErrProtocol, i, len(j.items))
 		}
 		todo = append(todo, j.items[i])
 	}
+
 	return todo, nil
 }
 
@@ -155,12 +170,14 @@ func divide(items []item, g group.Group) []int {
 	for i, it := range items {
 		sizes[i] = it.Size
 	}
+
 	var out []int
 	for i, rank := range work.Divide(sizes, g.Size()) {
 		if rank == g.Rank() {
 			out = append(out, i)
 		}
 	}
+
 	return out
 }
 
@@ -171,12 +188,14 @@ func (j *job) keptOf(ctx context.Context, numbers []int) ([]int, error) {
 		same[i], err = j.same(ctx, &j.items[numbers[i]])
 		return err
 	})
+
 	var out []int
 	for i, n := range numbers {
 		if same[i] {
 			out = append(out, n)
 		}
 	}
+
 	return out, err
 }
 
@@ -190,6 +209,7 @@ func (j *job) copyPart(ctx context.Context, todo []item) error {
 		mine = append(mine, data[i])
 		bytes += data[i].Size
 	}
+
 	if g.Rank() == 0 {
 		for _, it := range todo {
 			if it.stage > 0 {
@@ -197,6 +217,7 @@ func (j *job) copyPart(ctx context.Context, todo []item) error {
 			}
 		}
 	}
+
 	j.opts.Planned(bytes)
 	_, err := group.Decide(ctx, group.StopEarly(g), "copy", group.JSON[int64](), group.Bytes{},
 		func(ctx context.Context) (int64, error) {

@@ -69,6 +69,7 @@ func (o *Options) withDefaults() Options {
 	if out.Parallel <= 0 {
 		out.Parallel = 16
 	}
+
 	if out.Planned == nil {
 		out.Planned = func(int64) {}
 	}
@@ -126,6 +127,7 @@ func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, err
 	j := &job{src: src, dst: dst, opts: opts.withDefaults(), release: func() {}}
 	j.pool = work.NewPool(buffer, j.opts.Memory, 2)
 	defer func() { j.release() }()
+
 	if g := j.opts.Group; g != nil && g.Size() > 1 {
 		return j.together(ctx)
 	}
@@ -135,11 +137,13 @@ func Copy(ctx context.Context, src, dst blob.Store, opts *Options) (*Report, err
 	if err := j.look(ctx); err != nil {
 		return nil, err
 	}
+
 	var err error
 	if j.lock, err = commit.LockSave(ctx, dst, j.rep.Format, j.lockID()); err != nil {
 		return nil, err
 	}
 	defer j.lock.Release() // a remaining lock belongs to a dead process soon
+
 	if err := j.copyAll(ctx); err != nil {
 		return nil, err
 	}
@@ -187,6 +191,7 @@ func (j *job) plan(ctx context.Context) error {
 	if err != nil {
 		return commit.Explain(ctx, src, err)
 	}
+
 	j.src = src
 	if g := j.opts.Group; g == nil || g.Rank() == 0 {
 		release, err := commit.Reading(ctx, j.src)
@@ -195,15 +200,18 @@ func (j *job) plan(ctx context.Context) error {
 		}
 		j.release = release
 	}
+
 	all, err := list(ctx, j.src) // before the checkpoint is opened, so that a later change is noticed
 	if err != nil {
 		return err
 	}
+
 	c, err := formats.Open(ctx, j.src, nil)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+
 	j.rep.Format, j.rep.SaveID = format, c.Storage().SaveID
 	j.rep.LeftOut = []string{}
 	sums := map[string]storage.File{}
@@ -213,14 +221,17 @@ func (j *job) plan(ctx context.Context) error {
 			return fmt.Errorf("%w: %s of %s is missing or has another size", storage.ErrCorrupt, f.Name, j.src)
 		}
 	}
+
 	for _, name := range storage.StoredFiles(c) {
 		if _, ok := sums[name]; !ok {
 			j.beside = append(j.beside, name)
 		}
 	}
+
 	for _, info := range all {
 		j.add(info, sums)
 	}
+
 	if len(sums) == 1 { // its only file makes it a checkpoint
 		for i := range j.items {
 			if _, ok := sums[j.items[i].Name]; ok {
@@ -228,9 +239,11 @@ func (j *job) plan(ctx context.Context) error {
 			}
 		}
 	}
+
 	if len(j.items) > 1 && j.opts.As != "" {
 		return fmt.Errorf("%s has %d files: it cannot become the file %s", j.src, len(j.items), j.opts.As)
 	}
+
 	slices.SortFunc(j.items, func(a, b item) int {
 		if a.stage != b.stage {
 			return a.stage - b.stage
@@ -251,6 +264,7 @@ func (j *job) add(info blob.Info, sums map[string]storage.File) {
 		j.rep.LeftOut = append(j.rep.LeftOut, info.Name) // a single file has no folder for it
 		return
 	}
+
 	if folder, _, below := strings.Cut(info.Name, "/"); below && !named {
 		j.rep.LeftOut = append(j.rep.LeftOut, folder+"/")
 		return
@@ -259,9 +273,11 @@ func (j *job) add(info blob.Info, sums map[string]storage.File) {
 		j.rep.LeftOut = append(j.rep.LeftOut, info.Name)
 		return
 	}
+
 	if j.opts.As != "" {
 		it.to = j.opts.As
 	}
+
 	j.items = append(j.items, it)
 	j.rep.Files++
 	j.rep.Bytes += info.Size
@@ -297,6 +313,7 @@ func (j *job) look(ctx context.Context) (err error) {
 	if len(j.have) == 0 {
 		return nil
 	}
+
 	if j.opts.As == "" {
 		// Files that an interrupted removal has left would become part of the copy, and
 		// another process would remove them.
@@ -308,19 +325,23 @@ func (j *job) look(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	if j.opts.As != "" {
 		if _, exists := j.have[j.opts.As]; exists && !j.opts.Overwrite {
 			return j.unlessSame(ctx)
 		}
 		return nil // other files of the folder do not matter
 	}
+
 	if err := j.checkOthers(ctx, j.have); err != nil {
 		return err
 	}
+
 	dst := j.dst
 	if rec, ok := j.record(); ok && j.rep.Format == formats.Torch { // other files of the folder are other checkpoints
 		dst = blob.NewSingle(dst, rec.to)
 	}
+
 	old, err := formats.Open(ctx, dst, nil)
 	switch {
 	case errors.Is(err, storage.ErrNotFound):
@@ -333,14 +354,17 @@ func (j *job) look(ctx context.Context) (err error) {
 	case errors.Is(err, storage.ErrIncomplete):
 		return nil
 	}
+
 	if err == nil {
 		defer old.Close()
 	}
+
 	rec, hasRecord := j.record()
 	_, occupied := j.have[rec.to]
 	if err != nil && !(occupied && hasRecord) {
 		return nil // a part of a copy: files without their record
 	}
+
 	if !j.opts.Overwrite {
 		return j.unlessSame(ctx)
 	}
@@ -381,6 +405,7 @@ func (j *job) unlessSame(ctx context.Context) error {
 	if _, ok := j.record(); ok {
 		compare = compare[len(compare)-1:]
 	}
+
 	for i := range compare {
 		same, err := j.same(ctx, &compare[i])
 		if err != nil {
@@ -390,6 +415,7 @@ func (j *job) unlessSame(ctx context.Context) error {
 			return fmt.Errorf("%w: %s holds another one", storage.ErrExists, j.dst)
 		}
 	}
+
 	return nil
 }
 
@@ -399,6 +425,7 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 	if old != nil && old.Storage().SaveID != j.rep.SaveID {
 		j.rep.Replaced = old.Storage().SaveID
 	}
+
 	if id := j.opts.Replaces; id != "" && j.rep.Replaced != id {
 		return fmt.Errorf("%w: %s no longer holds the save %s", storage.ErrChanged, j.dst, id)
 	}
@@ -411,11 +438,13 @@ func (j *job) replaces(ctx context.Context, old storage.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+
 	for name := range j.have {
 		if formats.WriteOrder(format, name) > 0 && !strings.Contains(name, "/") {
 			j.old = append(j.old, name)
 		}
 	}
+
 	slices.SortFunc(j.old, func(a, b string) int { return formats.WriteOrder(format, b) - formats.WriteOrder(format, a) })
 	if old != nil {
 		for _, name := range storage.StoredFiles(old) {
@@ -441,10 +470,12 @@ func (j *job) retract(ctx context.Context, todo []item) ([]item, error) {
 	if j.opts.Replaces != "" {
 		return nil, fmt.Errorf("%w: %s holds another one, and files of both have the same names", storage.ErrExists, j.dst)
 	}
+
 	name := j.old[0]
 	if err := j.dst.Remove(ctx, name); err != nil {
 		return nil, err
 	}
+
 	delete(j.have, name)
 	rec, _ := j.record()
 	if rec.to == name && todo[len(todo)-1].to != name {
@@ -475,6 +506,7 @@ func (j *job) removeOld(ctx context.Context, old []string) error {
 	if err != nil {
 		return fmt.Errorf("the copy is complete, but files of the old checkpoint stay: %w", err)
 	}
+
 	for _, name := range old {
 		if needed[name] {
 			continue
@@ -484,6 +516,7 @@ func (j *job) removeOld(ctx context.Context, old []string) error {
 		}
 		j.rep.Removed++
 	}
+
 	return nil
 }
 
@@ -492,22 +525,26 @@ func (j *job) verify(ctx context.Context) error {
 	if !j.opts.Full {
 		return nil
 	}
+
 	store := j.dst
 	if j.opts.As != "" {
 		store = blob.NewSingle(store, j.opts.As)
 	}
+
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		err = fmt.Errorf("the copy cannot be opened: %w", err)
 	} else {
 		defer c.Close()
 	}
+
 	if g := j.opts.Group; g != nil {
 		err = group.Each(ctx, g, "verify", func(context.Context) error { return err })
 	}
 	if err != nil {
 		return err
 	}
+
 	if j.rep.Verified, err = protocol.Verify(ctx, protocol.RankVerify{Group: j.opts.Group, Checkpoint: c}); err != nil {
 		return err
 	}
