@@ -46,6 +46,7 @@ func (c *copySums) add(ctx context.Context, it *plan.WriteItem, d plan.Data) {
 	if c == nil || it.Kind == plan.KindBytes || it.MayDiffer || it.NumBytes() == 0 {
 		return
 	}
+
 	sum, err := sampleSum(it.NumBytes(), func(p []byte, off int64) error {
 		if d.Stream != nil {
 			return d.Stream.ReadAt(ctx, p, off)
@@ -55,6 +56,7 @@ func (c *copySums) add(ctx context.Context, it *plan.WriteItem, d plan.Data) {
 	if err != nil {
 		return
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sums[copyKey(it.FQN(), it.Box)] = sum
@@ -66,22 +68,27 @@ func (c *copySums) rest(ctx context.Context, local []plan.WriteItem, final *plan
 	if c == nil || len(local) == len(final.Items) {
 		return nil
 	}
+
 	own := make(map[plan.ItemKey]bool, len(final.Items))
 	for i := range final.Items {
 		own[final.Items[i].Key()] = true
 	}
+
 	for i := range local {
 		it := &local[i]
 		if it.Kind == plan.KindBytes || it.MayDiffer || own[it.Key()] {
 			continue
 		}
+
 		if err := group.ContextError(ctx); err != nil {
 			return err
 		}
+
 		d, err := resolve(it)
 		if err != nil {
 			continue // the save does not need it
 		}
+
 		c.add(ctx, it, d)
 		switch {
 		case d.Stream != nil:
@@ -93,6 +100,7 @@ func (c *copySums) rest(ctx context.Context, local []plan.WriteItem, final *plan
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -101,12 +109,15 @@ func (c *copySums) list() []storage.CopySum {
 	if c == nil {
 		return nil
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	out := make([]storage.CopySum, 0, len(c.sums))
 	for key, sum := range c.sums {
 		out = append(out, storage.CopySum{Key: key, Sum: sum})
 	}
+
 	slices.SortFunc(out, func(a, b storage.CopySum) int { return cmp.Compare(a.Key, b.Key) })
 	return out
 }
@@ -143,11 +154,13 @@ func sampleSum(n int64, readAt func(p []byte, off int64) error) (uint32, error) 
 		}
 		return sum, nil
 	}
+
 	for i := range int64(sampleBlocks) {
 		if err := add(i * ((n - sampleBytes) / (sampleBlocks - 1))); err != nil {
 			return 0, err
 		}
 	}
+
 	return sum, add(n - sampleBytes)
 }
 
@@ -171,31 +184,37 @@ func checkCopies(md *meta.Metadata, results []*storage.WriteResults) error {
 			}
 		}
 	}
+
 	if len(others) == 0 {
 		return nil
 	}
+
 	var found plan.Problems
 	for i := range md.Entries {
 		e := &md.Entries[i]
 		if e.Tensor == nil {
 			continue
 		}
+
 		for _, box := range e.Tensor.Chunks {
 			key := copyKey(e.FQN, box)
 			ranks := others[key]
 			if len(ranks) == 0 {
 				continue
 			}
+
 			delete(others, key)
 			at := ""
 			if !slices.Equal(box.Sizes, e.Tensor.Shape) {
 				at = fmt.Sprintf(" of %v", box)
 			}
+
 			found = append(found, plan.Problem{FQN: e.FQN, Kind: plan.ProblemDisagree, Text: fmt.Sprintf(
 				"%s and %s hold different contents%s, of which one would be saved and the others lost: make them equal before the save, give the tensor of each rank its own name, or save it as one that may differ (may_differ in Python)",
 				group.RanksText([]int{first[key].rank}), group.RanksText(ranks), at)})
 		}
 	}
+
 	if len(others) > 0 { // of a planner that changes names after the local plans
 		found = append(found, plan.Problem{Kind: plan.ProblemDisagree, Text: fmt.Sprintf("ranks hold different contents of %d tensors", len(others))})
 	}

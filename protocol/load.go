@@ -48,12 +48,14 @@ func (l *RankLoad) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 		}
 		l.Metadata = md
 	}
+
 	coordinator := l.rank == 0
 	setup := plan.LoadSetup{State: l.State, Metadata: l.Metadata, Rank: l.rank, Size: l.size, Coordinator: coordinator}
 	var err error
 	if l.adopt, err = setup.SetUp(l.Planner); err != nil {
 		return nil, err
 	}
+
 	err = l.Reader.SetUp(ctx, l.Metadata, storage.Session{
 		Rank: l.rank, Size: l.size, Coordinator: coordinator, Storage: l.Metadata.Storage,
 		Progress: l.Observer.Moved, Warn: l.warn(),
@@ -61,6 +63,7 @@ func (l *RankLoad) localPlan(ctx context.Context) (*plan.LoadPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := given("the planner's LocalPlan", l.Planner.LocalPlan)
 	if err != nil {
 		return nil, err
@@ -103,6 +106,7 @@ func (l *RankLoad) bytes(p *plan.LoadPlan) int64 {
 			n += e.Bytes.Size
 		}
 	}
+
 	return n
 }
 
@@ -115,9 +119,11 @@ func Load(ctx context.Context, job RankLoad) (*LoadReport, error) {
 	if l.Observer == nil {
 		l.Observer = new(Observer)
 	}
+
 	if l.Recorder != nil {
 		return l.run(ctx)
 	}
+
 	l.Recorder = NewRecorder(ctx, OpLoad, l.rank, nil, l.Observer)
 	out, err := l.run(ctx)
 	l.Recorder.End(out.rankBytes(), err)
@@ -130,10 +136,12 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	l.Recorder.agreed()
 	planned := time.Now()
 	st := l.Metadata.Storage
 	l.Recorder.Describe(&st)
+
 	out := &LoadReport{SaveID: st.SaveID, Step: st.Step, PlanTime: planned.Sub(start)}
 	out.Total, err = group.Decide(ctx, group.StopEarly(l.Group), "read", group.JSON[storage.ReadStats](), group.JSON[storage.ReadStats](),
 		func(ctx context.Context) (storage.ReadStats, error) {
@@ -148,6 +156,7 @@ func (l *RankLoad) run(ctx context.Context) (*LoadReport, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out.ReadTime = time.Since(planned)
 	if m, ok := l.Planner.(interface{ Missing() []string }); ok {
 		out.Missing = m.Missing()
@@ -187,6 +196,7 @@ func (l *RankLoad) propose(ctx context.Context) (_ loadMessage, err error) {
 func (l *RankLoad) decide(ctx context.Context, all []loadMessage) (_ []loadMessage, err error) {
 	ctx, phase := l.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
 	defer func() { phase.End(0, err) }()
+
 	plans := make([]*plan.LoadPlan, len(all))
 	for r, m := range all {
 		if m.saveID != all[0].saveID {
@@ -194,15 +204,18 @@ func (l *RankLoad) decide(ctx context.Context, all []loadMessage) (_ []loadMessa
 		}
 		plans[r] = m.plan
 	}
+
 	plans, err = l.globalPlan(ctx, plans)
 	if err != nil {
 		return nil, err
 	}
+
 	out := make([]loadMessage, len(plans))
 	manyReads := replicated(l.Metadata, plans)
 	for r, p := range plans {
 		out[r] = loadMessage{plan: p, replicated: manyReads}
 	}
+
 	l.assignReaders(out, all)
 	return out, nil
 }
@@ -216,11 +229,13 @@ func replicated(md *meta.Metadata, plans []*plan.LoadPlan) bool {
 			has += tensor.Whole(t.Shape).Volume()
 		}
 	}
+
 	for _, p := range plans {
 		for i := range p.Items {
 			asked += tensor.Whole(p.Items[i].Lengths).Volume()
 		}
 	}
+
 	return asked-has > has/4
 }
 
@@ -236,13 +251,16 @@ func (l *RankLoad) read(ctx context.Context, own loadMessage) (storage.ReadStats
 		q.Replicated = own.replicated
 		return l.readData(ctx, &q)
 	}
+
 	if !sameItems(p, own.plan) {
 		return storage.ReadStats{}, fmt.Errorf("%w: the planner's FinishPlan has changed items that are shared", plan.ErrProtocol)
 	}
+
 	s, err := l.newSharing(p, own.share, own.tag)
 	if err != nil {
 		return storage.ReadStats{}, err
 	}
+
 	l.Observer.planned(l.bytes(p) + s.foreign())
 	return s.run(ctx)
 }
@@ -271,6 +289,7 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	w := wire.Writer{B: make([]byte, 0, len(b)+64)}
 	w.String(m.saveID)
 	w.Bytes(b)
@@ -278,12 +297,15 @@ func (loadCodec) Encode(m loadMessage) ([]byte, error) {
 	w.String(m.host)
 	w.Bool(m.replicated)
 	w.Bool(m.share != nil)
+
 	if m.share == nil {
 		return w.B, nil
 	}
+
 	if b, err = (plan.SharedReadsCodec{}).Encode(m.share); err != nil {
 		return nil, err
 	}
+
 	w.Uvarint(uint64(m.tag))
 	w.Bytes(b)
 	return w.B, nil
@@ -302,9 +324,11 @@ func (loadCodec) Decode(b []byte) (loadMessage, error) {
 		m.tag = r.CountMax(math.MaxInt)
 		share = r.Bytes()
 	}
+
 	if err := r.Done(); err != nil {
 		return m, err
 	}
+
 	var err error
 	if m.plan, err = (plan.LoadPlanCodec{}).Decode(body); err == nil && shared {
 		m.share, err = plan.SharedReadsCodec{}.Decode(share)

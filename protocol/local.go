@@ -51,6 +51,7 @@ func (s *InProcessSave) rank(r int) *RankSave {
 	if s.Progress != nil {
 		o.Moved = func(n int64) { s.Progress(r, n) }
 	}
+
 	j := &RankSave{
 		Rank: r, Size: len(s.Writers), Helper: s.Helper, Private: s.Private, Planner: s.Planners[r], Writer: s.Writers[r], Storage: s.Storage, Observer: o,
 	}
@@ -71,15 +72,18 @@ func (s *InProcessSave) Plan(ctx context.Context, states []plan.State) error {
 			return err
 		}
 	}
+
 	var err error
 	if s.Plans, s.Metadata, err = s.rank(0).globalPlan(ctx, plans); err != nil {
 		return err
 	}
+
 	for r := range s.Plans {
 		if s.Plans[r], err = s.rank(r).finishPlan(s.Plans[r]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -93,6 +97,7 @@ func (s *InProcessSave) Write(ctx context.Context) error {
 			if gctx.Err() != nil {
 				return context.Cause(gctx)
 			}
+
 			err := group.Catch(func() (err error) {
 				s.Results[r], err = s.rank(r).writeData(gctx, s.Plans[r], nil)
 				return err
@@ -104,9 +109,11 @@ func (s *InProcessSave) Write(ctx context.Context) error {
 			default:
 				err = fmt.Errorf("rank %d: %w", r, err)
 			}
+
 			return err
 		})
 	}
+
 	return g.Wait()
 }
 
@@ -177,15 +184,18 @@ func (l *InProcessLoad) Plan(ctx context.Context, states []plan.State) error {
 		}
 		l.ranks[r], l.Metadata[r] = j, j.Metadata
 	}
+
 	var err error
 	if l.Plans, err = l.ranks[0].globalPlan(ctx, l.Plans); err != nil {
 		return err
 	}
+
 	for r, j := range l.ranks {
 		if l.Plans[r], err = j.finishPlan(l.Plans[r]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -201,6 +211,7 @@ func (l *InProcessLoad) Read(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

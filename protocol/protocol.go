@@ -256,6 +256,7 @@ func (t target) place(it *plan.ReadItem, data []byte) ([]byte, error) {
 	if !ok {
 		return data, nil
 	}
+
 	memory, err := r.ResolveBytes(it, len(data))
 	switch {
 	case err != nil || memory == nil:
@@ -263,6 +264,7 @@ func (t target) place(it *plan.ReadItem, data []byte) ([]byte, error) {
 	case len(memory) != len(data):
 		return nil, plan.Named(it.Dest.FQN, fmt.Errorf("%w: the planner's ResolveBytes returned %d bytes; want %d", plan.ErrProtocol, len(memory), len(data)))
 	}
+
 	copy(memory, data)
 	return memory, nil
 }

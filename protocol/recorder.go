@@ -148,6 +148,7 @@ func (p *OpenPhase) End(bytes int64, err error) {
 		r.mu.Unlock()
 		return // it has ended before
 	}
+
 	r.open = slices.Delete(r.open, i, i+1)
 	p.phase.End, p.phase.Bytes = at.Sub(r.start), bytes
 	if err != nil {
@@ -155,6 +156,7 @@ func (p *OpenPhase) End(bytes int64, err error) {
 	}
 	r.mu.Unlock()
 	endSpan(p.span, at, bytes, err, nil)
+
 	if err == nil {
 		r.add(p.phase)
 	}
@@ -194,6 +196,7 @@ func (r *Recorder) add(p meta.Phase) {
 	if len(r.out.Phases) < meta.MaxPhases-1 { // one may be open
 		r.out.Phases = append(r.out.Phases, p)
 	}
+
 	attrs := append(r.logAttrs(), rateAttrs(p.End-p.Start, p.Bytes)...)
 	r.mu.Unlock()
 	if r.observer.Phase != nil {
@@ -252,6 +255,7 @@ func (r *Recorder) Phases() []meta.Phase {
 func (r *Recorder) sinceAgreed() []meta.Phase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	out := slices.Clone(r.out.Phases)
 	for _, p := range r.open {
 		if len(out) < meta.MaxPhases {
@@ -260,10 +264,12 @@ func (r *Recorder) sinceAgreed() []meta.Phase {
 			out = append(out, q)
 		}
 	}
+
 	for i := range out {
 		out[i].Start -= r.agreedAt
 		out[i].End -= r.agreedAt
 	}
+
 	return out
 }
 
@@ -278,6 +284,7 @@ func shift(t meta.Timeline) {
 			}
 		}
 	}
+
 	for _, phases := range t {
 		for i := range phases {
 			phases[i].Start -= first
@@ -310,16 +317,19 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 		r.mu.Unlock()
 		return
 	}
+
 	r.ended = true
 	for _, p := range r.open { // they have failed
 		p.span.End()
 	}
+
 	r.open = nil
 	now := time.Now()
 	r.out.Bytes, r.out.Err, r.out.Time = bytes, err, now.Sub(r.start)
 	if r.out.Stall = r.stall; r.out.Stall == 0 {
 		r.out.Stall = r.out.Time
 	}
+
 	out, attrs := r.out, r.logAttrs()
 	if r.failed != "" {
 		attrs = append(attrs, slog.String("phase", r.failed))
@@ -329,6 +339,7 @@ func (r *Recorder) End(bytes int64, err error, benign ...error) {
 	}
 	r.mu.Unlock()
 	endSpan(r.span, now, bytes, err, out.Traffic)
+
 	if r.observer.Ended != nil {
 		r.observer.Ended(&out)
 	}
@@ -344,6 +355,7 @@ func (r *Recorder) logEnd(out *Outcome, attrs []slog.Attr, benign []error) {
 		r.log(slog.LevelInfo, out.Op+": done", attrs)
 		return
 	}
+
 	level, text := slog.LevelError, out.Op+": failed"
 	if slices.ContainsFunc(benign, func(e error) bool { return errors.Is(out.Err, e) }) {
 		level, text = slog.LevelInfo, out.Op+": left out"
@@ -363,6 +375,7 @@ func (r *Recorder) EndUpload(bytes int64, d time.Duration, t *blob.Traffic, err 
 	if d == 0 {
 		d = max(0, now.Sub(r.start)-r.out.Time)
 	}
+
 	out.Op, out.Phases, out.Bytes, out.Time, out.Stall, out.Traffic, out.Err = OpUpload, nil, bytes, d, 0, t, err
 	_, span := r.tracer.Start(r.Context(context.Background()), "cairn."+OpUpload, trace.WithTimestamp(now.Add(-d)), trace.WithAttributes(r.attributes()...))
 	r.mu.Unlock()
@@ -370,6 +383,7 @@ func (r *Recorder) EndUpload(bytes int64, d time.Duration, t *blob.Traffic, err 
 	if r.observer.Uploaded != nil {
 		r.observer.Uploaded(&out)
 	}
+
 	level, text := slog.LevelInfo, "upload: done"
 	if err == nil {
 		attrs = append(attrs, rateAttrs(d, bytes)...)
@@ -377,6 +391,7 @@ func (r *Recorder) EndUpload(bytes int64, d time.Duration, t *blob.Traffic, err 
 		level, text = slog.LevelError, "upload: failed"
 		attrs = append(attrs, slog.Float64("seconds", d.Seconds()), slog.String("error", err.Error()))
 	}
+
 	if t != nil {
 		attrs = append(attrs, trafficAttrs(t)...)
 	}
@@ -397,9 +412,11 @@ func (r *Recorder) Warn(err error) {
 	if r.observer.Warned != nil {
 		r.observer.Warned(err)
 	}
+
 	if r.logger == nil {
 		return
 	}
+
 	r.mu.Lock()
 	attrs := append(r.logAttrs(), slog.String("error", err.Error()))
 	r.mu.Unlock()
@@ -429,6 +446,7 @@ func (r *Recorder) logAttrs() []slog.Attr {
 	if r.logger == nil {
 		return nil
 	}
+
 	var attrs []slog.Attr
 	if r.out.Rank >= 0 {
 		attrs = append(attrs, slog.Int("rank", r.out.Rank))

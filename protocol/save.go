@@ -58,6 +58,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	if err != nil {
 		return nil, err
 	}
+
 	begun()
 	err = j.Writer.SetUp(ctx, storage.Session{
 		Rank: j.Rank, Size: j.Size, Coordinator: j.coordinator(), Storage: j.Storage,
@@ -66,6 +67,7 @@ func (j *RankSave) localPlan(ctx context.Context, journal storage.Journal, timel
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := given("the planner's LocalPlan", j.Planner.LocalPlan)
 	if err != nil {
 		return nil, err
@@ -91,18 +93,21 @@ func (j *RankSave) globalPlan(ctx context.Context, plans []*plan.SavePlan) ([]*p
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if md == nil {
 		return nil, nil, fmt.Errorf("%w: the planner's GlobalPlan returned no metadata", plan.ErrProtocol)
 	}
 	if err := md.Validate(); err != nil {
 		return nil, nil, fmt.Errorf("the planner's GlobalPlan: %w", err)
 	}
+
 	out, err = givenAll("the writer's PrepareGlobalPlan", len(plans), func() ([]*plan.SavePlan, error) {
 		return j.Writer.PrepareGlobalPlan(ctx, out)
 	})
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if c, ok := j.Writer.(storage.MetadataChecker); ok {
 		err = c.CheckMetadata(md)
 	}
@@ -172,11 +177,13 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 	if s.Observer == nil {
 		s.Observer = new(Observer)
 	}
+
 	own := s.Recorder == nil
 	if own {
 		s.Recorder = NewRecorder(ctx, OpSave, s.Rank, nil, s.Observer)
 	}
 	defer s.endRoom()
+
 	out, err := s.run(ctx)
 	if err != nil {
 		err = s.giveUp(ctx, s.NumberRank(err))
@@ -184,6 +191,7 @@ func Save(ctx context.Context, job RankSave) (*SaveReport, error) {
 	} else {
 		out.Phases = s.Recorder.Phases()
 	}
+
 	if own {
 		s.Recorder.End(out.rankBytes(), err)
 	}
@@ -199,21 +207,25 @@ func (s *saveRun) run(ctx context.Context) (*SaveReport, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	s.Recorder.Describe(&s.Storage)
 	answer, err := s.plan(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	s.Recorder.agreed()
 	planned := time.Now()
 	wrote, err := s.writeAll(ctx, answer)
 	if err != nil {
 		return nil, err
 	}
+
 	sum, err := s.commit(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	return &SaveReport{
 		SaveID: s.Storage.SaveID, Step: s.Storage.Step, Bytes: sum.Bytes, RankBytes: wrote.Bytes(), Files: sum.Files, Wrote: wrote.Files,
 		PlanReused: answer.Unchanged, PlanTime: planned.Sub(start), WriteTime: time.Since(planned),
@@ -232,6 +244,7 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 	if !errors.Is(err, plan.ErrStale) {
 		return p, err
 	}
+
 	// The ranks remember different saves. All of them received this error, so all of
 	// them forget their plans and plan again.
 	s.forget()
@@ -243,10 +256,12 @@ func (s *saveRun) plan(ctx context.Context) (*plan.SavePlan, error) {
 func (s *saveRun) cachedLocal(ctx context.Context) (_ *plan.SavePlan, err error) {
 	ctx, phase := s.Recorder.Begin(ctx, meta.PhasePlan)
 	defer func() { phase.End(0, err) }()
+
 	p, err := s.localPlan(ctx, nil, s.timeline, func() { s.begun = true })
 	if err != nil {
 		return nil, err
 	}
+
 	s.local = p.Items
 	p = plan.WithValueHashes(p)
 	if s.Cache == nil {
@@ -285,17 +300,21 @@ func (s *saveRun) options() string {
 func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []*plan.SavePlan, err error) {
 	ctx, phase := s.Recorder.Begin(ctx, meta.PhaseGlobalPlan)
 	defer func() { phase.End(0, err) }()
+
 	if err := plan.CheckValues(sent); err != nil {
 		return nil, err
 	}
+
 	cache := s.Cache
 	if cache == nil {
 		cache = new(plan.Cache) // refuses unchanged plans of ranks that have a cache
 	}
+
 	out, md, err := cache.Global(sent, func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 		return s.globalPlan(ctx, plans)
 	})
 	s.md = md
+
 	if err == nil && len(md.Entries) == 0 && slices.ContainsFunc(out, func(p *plan.SavePlan) bool { return len(p.Items) > 0 }) {
 		err = fmt.Errorf("%w: the planner's GlobalPlan returned items and metadata without entries", plan.ErrProtocol)
 	}
@@ -311,10 +330,12 @@ func (s *saveRun) makeRoom(ctx context.Context) {
 	if !ok {
 		return
 	}
+
 	var n int64
 	for i := range s.md.Entries {
 		n += s.md.Entries[i].NumBytes()
 	}
+
 	s.endRoom() // of a plan that was stale
 	s.roomed = m.MakeRoom(ctx, n)
 }
@@ -340,6 +361,7 @@ func (s *saveRun) writeAll(ctx context.Context, answer *plan.SavePlan) (*storage
 				phase.End(0, err)
 				return nil, err
 			}
+
 			local, s.wrote = r, true
 			phase.End(r.Bytes(), nil)
 			sent := *r
@@ -360,18 +382,22 @@ func (s *saveRun) write(ctx context.Context, p *plan.SavePlan) (*storage.WriteRe
 			return nil, err
 		}
 	}
+
 	var copies *copySums
 	if s.Group.Size() > 1 {
 		copies = &copySums{sums: map[uint64]uint32{}}
 	}
+
 	// The planner frees the items of other ranks when it finishes the plan.
 	if err := copies.rest(ctx, s.local, p, source{ctx, s.Planner, nil}.Resolve); err != nil {
 		return nil, err
 	}
+
 	s.local = nil
 	if p, err = s.finishPlan(p); err != nil {
 		return nil, err
 	}
+
 	s.Observer.planned(p.NumBytes())
 	r, err := s.writeData(ctx, p, copies)
 	if err == nil && s.Verify != nil {
@@ -402,11 +428,13 @@ func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 	if err := group.ContextError(ctx); err != nil {
 		return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
 	}
+
 	if s.Verify != nil {
 		if err := s.Verify(); err != nil {
 			return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
 		}
 	}
+
 	err := s.finish(ctx, s.md, s.results)
 	switch {
 	case errors.Is(err, storage.ErrUncertain):
@@ -416,11 +444,13 @@ func (s *saveRun) commitAll(ctx context.Context) (totals, error) {
 	case err != nil:
 		return totals{}, fmt.Errorf("%w: %w", errNotCommitted, err)
 	}
+
 	var out totals
 	for _, r := range s.results {
 		out.Bytes += r.Bytes()
 		out.Files += len(r.Files)
 	}
+
 	return out, nil
 }
 
@@ -439,8 +469,10 @@ func (s *saveRun) giveUp(ctx context.Context, err error) error {
 	if !s.begun || errors.Is(err, storage.ErrUncertain) {
 		return err
 	}
+
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTime)
 	defer cancel()
+
 	abortErr := group.Catch(func() error { return s.Writer.Abort(ctx) })
 	if abortErr != nil && s.Observer.Warned != nil {
 		s.Observer.Warned(fmt.Errorf("removing what was written: %w", abortErr))
@@ -468,6 +500,7 @@ func kept[T any](g group.Group, c group.Codec[T], check func(T) error) group.Cod
 	if g.Size() > 1 {
 		return c
 	}
+
 	var last T
 	return group.Func[T]{
 		EncodeFunc: func(v T) ([]byte, error) {

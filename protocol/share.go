@@ -38,6 +38,7 @@ func (l *RankLoad) assignReaders(out, all []loadMessage) {
 	if len(out) != len(all) {
 		return // the step refuses it
 	}
+
 	plans, hosts := make([]*plan.LoadPlan, len(out)), map[string][]bool{}
 	for r := range out {
 		plans[r] = out[r].plan
@@ -50,6 +51,7 @@ func (l *RankLoad) assignReaders(out, all []loadMessage) {
 		}
 		hosts[all[r].host][r] = true
 	}
+
 	tag := group.LoadTags + rand.IntN(math.MaxInt-group.LoadTags)
 	for _, takesPart := range hosts {
 		for r, s := range plan.AssignReaders(l.Metadata, plans, takesPart) {
@@ -122,15 +124,18 @@ func (l *RankLoad) newSharing(p *plan.LoadPlan, share *plan.SharedReads, tag int
 	if err := share.Check(p, l.Group.Rank(), l.Group.Size()); err != nil {
 		return nil, err
 	}
+
 	mail, ok := l.Group.(group.Messenger)
 	if !ok {
 		return nil, fmt.Errorf("%w: shared reads for a rank that cannot take part", plan.ErrProtocol)
 	}
+
 	s := &sharing{
 		RankLoad: l, mail: mail, tag: tag, data: p, dst: target{l.Planner},
 		from: map[int]map[int64]*piece{}, queues: map[int]chan *piece{}, parts: map[int64]*piece{},
 		awaited: map[string][]*piece{}, resolved: map[*tensor.Tensor]*piece{},
 	}
+
 	bytes := (&storage.ReadOptions{BufferBytes: l.BufferBytes}).Budget()
 	s.stage, s.inbound, s.outbound = newBudget(bytes/2), newBudget(bytes/4), newBudget(bytes/4)
 	if err := s.sort(share); err != nil {
@@ -172,6 +177,7 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 		if err != nil {
 			return err
 		}
+
 		p.id, p.ranks = c.ID, c.To
 		if c.Reader != s.Group.Rank() {
 			if s.from[c.Reader] == nil {
@@ -180,22 +186,26 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 			s.from[c.Reader][p.id] = p
 			continue
 		}
+
 		if len(p.ranks) == 0 {
 			s.parts[p.id] = p
 			continue
 		}
+
 		p.left.Store(int32(len(p.ranks)))
 		s.mine = append(s.mine, p)
 		for _, r := range p.ranks {
 			sends[r]++
 		}
 	}
+
 	for i := range share.Strips {
 		c := &share.Strips[i]
 		p, err := s.newPiece(c.Item())
 		if err != nil {
 			return err
 		}
+
 		p.strip = c
 		for _, part := range c.Parts {
 			if part.To != s.Group.Rank() {
@@ -203,11 +213,14 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 				p.left.Add(1)
 			}
 		}
+
 		s.mine = append(s.mine, p)
 	}
+
 	for r, n := range sends {
 		s.queues[r] = make(chan *piece, n)
 	}
+
 	for i := range s.data.Items {
 		if pieced[i] || s.data.Items[i].Kind != plan.KindTensor {
 			continue
@@ -218,6 +231,7 @@ func (s *sharing) sort(share *plan.SharedReads) error {
 		}
 		s.alone = append(s.alone, p)
 	}
+
 	return nil
 }
 
@@ -241,6 +255,7 @@ func (s *sharing) resolve() error {
 	for _, want := range s.from {
 		all = slices.AppendSeq(all, maps.Values(want))
 	}
+
 	all = slices.AppendSeq(all, maps.Values(s.parts))
 	for _, p := range all {
 		t, err := s.dst.ResolveTensor(&p.item)
@@ -252,6 +267,7 @@ func (s *sharing) resolve() error {
 		}
 		p.to, p.direct = t, t.DType() == p.dtype && t.Contiguous()
 	}
+
 	return markOverlaps(all)
 }
 
@@ -265,18 +281,22 @@ func (s *sharing) run(ctx context.Context) (storage.ReadStats, error) {
 	for rank, queue := range s.queues {
 		start(func() error { return s.sendAll(gctx, rank, queue) })
 	}
+
 	for rank, want := range s.from {
 		start(func() error { return s.receiveAll(gctx, rank, want) })
 	}
+
 	var stats storage.ReadStats
 	start(func() (err error) {
 		stats, err = s.readAll(gctx)
 		return err
 	})
+
 	err := g.Wait()
 	if err == nil {
 		err = context.Cause(ctx) // a cancelled load is not complete
 	}
+
 	n, foreign := s.received.Load(), s.foreign()
 	stats.Add(storage.ReadStats{Needed: n - foreign, Rounded: n, Received: n})
 	return stats, err
@@ -290,9 +310,11 @@ func (s *sharing) foreign() int64 {
 			n += p.bytes
 		}
 	}
+
 	for _, p := range s.parts {
 		n -= p.bytes
 	}
+
 	return n
 }
 
@@ -326,6 +348,7 @@ func (s *sharing) readAll(ctx context.Context) (storage.ReadStats, error) {
 		if _, err := s.stage.acquire(ctx, weight); err != nil {
 			return stats, err
 		}
+
 		now := rest[:n]
 		rest = rest[n:]
 		st, err := s.readRound(ctx, now, len(rest) == 0)
@@ -348,6 +371,7 @@ func (s *sharing) round(rest []*piece) (n int, weight int64) {
 		case !p.direct:
 			p.weight = min(p.bytes, s.stage.size)
 		}
+
 		if n > 0 && weight+p.weight > s.stage.size/2 {
 			break
 		}
@@ -365,12 +389,14 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 	if last {
 		pieces = append(pieces[:len(pieces):len(pieces)], s.alone...)
 	}
+
 	for _, c := range pieces {
 		k := c.item.Key()
 		s.awaited[k] = append(s.awaited[k], c)
 		p.Items = append(p.Items, c.item)
 	}
 	s.mu.Unlock()
+
 	if last {
 		for i := range s.data.Items {
 			if s.data.Items[i].Kind != plan.KindTensor {
@@ -378,12 +404,15 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 			}
 		}
 	}
+
 	st, err := s.Reader.ReadData(ctx, p, s)
 	if err != nil {
 		return st, err
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.unread > 0 {
 		return st, fmt.Errorf("%w: the reader has not committed %d items of its plan", plan.ErrProtocol, s.unread)
 	}
@@ -395,10 +424,12 @@ func (s *sharing) readRound(ctx context.Context, pieces []*piece, last bool) (st
 func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	list := s.awaited[it.Key()]
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%w: the reader asks for an item that is not in its plan, or for an item twice", plan.ErrProtocol)
 	}
+
 	p := list[0]
 	s.awaited[it.Key()] = list[1:]
 	to := p.to
@@ -408,6 +439,7 @@ func (s *sharing) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
 			return nil, err
 		}
 	}
+
 	s.resolved[to] = p
 	return to, nil
 }
@@ -423,6 +455,7 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 		s.unread--
 	}
 	s.mu.Unlock()
+
 	switch {
 	case p == nil:
 		return fmt.Errorf("%w: the reader commits a tensor that it did not receive from ResolveTensor", plan.ErrProtocol)
@@ -438,11 +471,13 @@ func (s *sharing) CommitTensor(_ *plan.ReadItem, t *tensor.Tensor) error {
 			return err
 		}
 	}
+
 	p.body, _ = t.Bytes()
 	p.crc = crc32c.Update(headSum(p.id, p.bytes), p.body)
 	for _, r := range p.ranks {
 		s.queues[r] <- p // never blocks: the queue has room for all pieces
 	}
+
 	return nil
 }
 
@@ -455,6 +490,7 @@ func (s *sharing) commitStrip(p *piece, t *tensor.Tensor) error {
 		if err != nil {
 			return err
 		}
+
 		if part.To == s.Group.Rank() {
 			own := s.parts[part.ID]
 			if err := s.fill(own, from); err != nil {
@@ -465,19 +501,23 @@ func (s *sharing) commitStrip(p *piece, t *tensor.Tensor) error {
 			}
 			continue
 		}
+
 		to, err := tensor.New(p.dtype, part.Lengths)
 		if err != nil {
 			return err
 		}
+
 		if err := tensor.Copy(to, from); err != nil {
 			return err
 		}
+
 		q := &piece{id: part.ID, item: p.item, dtype: p.dtype, of: p}
 		q.body, _ = to.Bytes()
 		q.bytes = int64(len(q.body))
 		q.crc = crc32c.Update(headSum(q.id, q.bytes), q.body)
 		s.queues[part.To] <- q // never blocks: the queue has room for all pieces
 	}
+
 	if p.left.Load() == 0 { // no parts to send: only this rank has parts, or they are sent already
 		s.release(p)
 	}
@@ -507,13 +547,16 @@ func (s *sharing) sent(p *piece) error {
 		}
 		return nil
 	}
+
 	if p.left.Add(-1) > 0 {
 		return nil
 	}
+
 	p.body = nil
 	if p.direct {
 		return s.commit(p)
 	}
+
 	s.stage.free.Release(p.weight)
 	return nil
 }
@@ -539,6 +582,7 @@ func markOverlaps(all []*piece) error {
 		}
 		extents = append(extents, extent{begin, end, p})
 	}
+
 	slices.SortFunc(extents, func(a, b extent) int { return cmp.Compare(a.begin, b.begin) })
 	var furthest extent
 	for _, x := range extents {
@@ -551,6 +595,7 @@ func markOverlaps(all []*piece) error {
 			furthest = x
 		}
 	}
+
 	return nil
 }
 
@@ -561,10 +606,12 @@ func span(t *tensor.Tensor) (begin, end uintptr, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
+
 	elements := int64(1)
 	for d, n := range t.Shape() {
 		elements += (n - 1) * t.Strides()[d]
 	}
+
 	begin = uintptr(unsafe.Pointer(unsafe.SliceData(first.Contents()))) // a single element is contiguous
 	return begin, begin + uintptr(elements*int64(t.DType().Size())), nil
 }
