@@ -22,6 +22,7 @@ func (s *products) add(o *products) {
 	if x.scaled != y.scaled {
 		x, y = x.scale(), y.scale()
 	}
+
 	out := products{x.aa + y.aa, x.bb + y.bb, x.ab + y.ab, x.dd + y.dd, x.scaled, x.odd + y.odd}
 	if !out.finite() && !out.scaled {
 		x, y = x.scale(), y.scale()
@@ -51,6 +52,7 @@ func (s *products) change() *Change {
 	case s.aa > 0:
 		out.RelL2 = Number(math.Sqrt(s.dd / s.aa))
 	}
+
 	switch {
 	case s.aa == 0 || s.bb == 0:
 	case s.dd == 0:
@@ -58,6 +60,7 @@ func (s *products) change() *Change {
 	default:
 		out.Cosine = Number(min(max(s.ab/math.Sqrt(s.aa)/math.Sqrt(s.bb), -1), 1))
 	}
+
 	return out
 }
 
@@ -84,6 +87,7 @@ func (w *compareWorker) vectors(x, y tensor.DType, p, q []byte, same bool, to *p
 	default:
 		err = compareAs(x, y, p, q, &w.floats, func(a, b []float64) { s = productsOf(a, b) })
 	}
+
 	to.add(&s)
 	return err
 }
@@ -101,6 +105,7 @@ func productsOf(a, b []float64) products {
 		s.ab += float64(x * y)
 		s.dd += float64(d * d)
 	}
+
 	if s.finite() {
 		return s
 	}
@@ -119,6 +124,7 @@ func oddProducts(a, b []float64) products {
 		one := pair(x, y)
 		sum.add(&one)
 	}
+
 	return sum
 }
 
@@ -147,5 +153,6 @@ func complexProducts(a, b []complex128) products {
 			sum.add(&one)
 		}
 	}
+
 	return sum
 }

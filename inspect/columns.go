@@ -44,6 +44,7 @@ func NewColumns(entries []*meta.Entry) *Columns {
 		Names: make([]string, n), DTypes: []string{}, DType: make([]int32, n), Shapes: [][]int64{}, Shape: make([]int32, n),
 		Bytes: make([]int64, n), Chunks: make([]int32, n), Roles: make([]Role, n), Tied: map[int]string{}, Values: map[int]string{},
 	}
+
 	dtypes, shapes := map[tensor.DType]int32{}, map[string]int32{}
 	var key []byte
 	for i, e := range entries {
@@ -52,12 +53,14 @@ func NewColumns(entries []*meta.Entry) *Columns {
 			c.addValue(i, e.Bytes)
 			continue
 		}
+
 		d, ok := dtypes[e.Tensor.DType]
 		if !ok {
 			d = int32(len(c.DTypes))
 			dtypes[e.Tensor.DType] = d
 			c.DTypes = append(c.DTypes, e.Tensor.DType.String())
 		}
+
 		key = appendInts(key[:0], e.Tensor.Shape)
 		s, ok := shapes[string(key)]
 		if !ok {
@@ -67,6 +70,7 @@ func NewColumns(entries []*meta.Entry) *Columns {
 		}
 		c.DType[i], c.Shape[i], c.Chunks[i] = d, s, int32(len(e.Tensor.Chunks))
 	}
+
 	ties := tiesOf(entries)
 	if len(ties) > 0 {
 		for i, name := range c.Names {
@@ -108,6 +112,7 @@ func (c *Columns) AppendJSON(b []byte) []byte {
 	for _, n := range c.Names {
 		size += len(n) + 24
 	}
+
 	b = slices.Grow(b, size)
 	b = appendList(append(b, `{"names":`...), c.Names, appendJSONString)
 	b = appendList(append(b, `,"dtypes":`...), c.DTypes, appendJSONString)
@@ -144,6 +149,7 @@ func appendMap(b []byte, m map[int]string) []byte {
 	for k := range m {
 		keys = append(keys, k)
 	}
+
 	slices.Sort(keys)
 	b = append(b, '{')
 	for i, k := range keys {
@@ -153,6 +159,7 @@ func appendMap(b []byte, m map[int]string) []byte {
 		b = append(strconv.AppendInt(append(b, '"'), int64(k), 10), `":`...)
 		b = appendJSONString(b, m[k])
 	}
+
 	return append(b, '}')
 }
 
@@ -167,6 +174,7 @@ func appendJSONString(b []byte, s string) []byte {
 		if c >= utf8.RuneSelf {
 			c, n = utf8.DecodeRuneInString(s[i:])
 		}
+
 		i += n
 		var escaped string
 		switch {
@@ -183,8 +191,10 @@ func appendJSONString(b []byte, s string) []byte {
 		default:
 			continue
 		}
+
 		b = append(append(b, s[start:i-n]...), escaped...)
 		start = i
 	}
+
 	return append(append(b, s[start:]...), '"')
 }

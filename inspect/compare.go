@@ -191,6 +191,7 @@ func (o *CompareOptions) withDefaults() CompareOptions {
 	if out.Keep == nil {
 		out.Keep = func(string) bool { return true }
 	}
+
 	if out.KeepExtra == nil {
 		out.KeepExtra = out.Keep
 	}
@@ -213,9 +214,11 @@ func Compare(ctx context.Context, a, b Side, opts *CompareOptions) (*Comparison,
 	if bad := c.opts.Rtol < 0 || c.opts.Atol < 0 || math.IsNaN(c.opts.Rtol+c.opts.Atol); bad {
 		return nil, fmt.Errorf("compare: tolerances %v and %v: a tolerance cannot be negative", c.opts.Rtol, c.opts.Atol)
 	}
+
 	if err := c.pair(); err != nil {
 		return nil, err
 	}
+
 	c.opts.Total(c.toRead())
 	if err := sweep(ctx, c.jobs(), c.compare); err != nil {
 		return nil, err
@@ -233,11 +236,13 @@ func (c *comparer) pair() error {
 			leftOut[name] = true
 			continue
 		}
+
 		if other := byName[name]; other != nil {
 			return fmt.Errorf("compare: %q and %q are both renamed to %q", other.a.FQN, e.FQN, name)
 		}
 		byName[name] = newPair(name, e)
 	}
+
 	for i := range c.b.Metadata.Entries {
 		e := &c.b.Metadata.Entries[i]
 		if p := byName[e.FQN]; p != nil {
@@ -246,6 +251,7 @@ func (c *comparer) pair() error {
 			byName[e.FQN] = &pairItem{Compared: Compared{FQN: e.FQN, B: NewItem(e)}, b: e}
 		}
 	}
+
 	for side, ties := range []map[string]string{c.a.Metadata.Ties(), c.b.Metadata.Ties()} {
 		for _, p := range byName {
 			if it := []*Item{p.A, p.B}[side]; it != nil {
@@ -253,10 +259,12 @@ func (c *comparer) pair() error {
 			}
 		}
 	}
+
 	c.coverInside(byName)
 	c.byName = byName
 	c.items = slices.SortedFunc(maps.Values(byName), func(p, q *pairItem) int { return strings.Compare(p.FQN, q.FQN) })
 	c.last.Store(int64(len(c.items)))
+
 	for i, p := range c.items {
 		p.index = i
 		if err := p.describe(&c.opts); err != nil {
@@ -266,6 +274,7 @@ func (c *comparer) pair() error {
 			c.finish(p)
 		}
 	}
+
 	return nil
 }
 
@@ -297,6 +306,7 @@ func (c *comparer) comparison() *Comparison {
 		if !p.done.Load() || c.opts.First && out.Differences() > 0 {
 			break
 		}
+
 		out.count(&p.Compared)
 		switch {
 		case p.Equal() && !c.opts.All:
@@ -306,6 +316,7 @@ func (c *comparer) comparison() *Comparison {
 			out.Items = append(out.Items, p.Compared)
 		}
 	}
+
 	slices.SortFunc(c.unread, func(x, y Unread) int { return strings.Compare(x.FQN, y.FQN) })
 	out.Unread = append([]Unread{}, c.unread...)
 	if out.Differences() > 0 || !c.opts.DescriptionsOnly && len(out.Unread) == 0 {
@@ -390,22 +401,27 @@ func (p *pairItem) describe(o *CompareOptions) error {
 		p.elements, p.slab, p.left = 1, 1, int64(count(!o.DescriptionsOnly))
 		return nil
 	}
+
 	x, y := p.a.Tensor, p.b.Tensor
 	p.cast = x.DType != y.DType
 	if p.cast && !o.IgnoreDType {
 		p.Differs = append(p.Differs, AspectDType)
 	}
+
 	if !slices.Equal(x.Shape, y.Shape) {
 		p.Differs = append(p.Differs, AspectShape)
 		return nil
 	}
+
 	var err error
 	if p.elements, err = tensor.NumElements(x.Shape); err != nil {
 		return fmt.Errorf("%q: %w", p.FQN, err)
 	}
+
 	if !x.DType.Valid() || !y.DType.Valid() {
 		return fmt.Errorf("%q: %w: %v and %v", p.FQN, tensor.ErrDType, x.DType, y.DType)
 	}
+
 	p.slab = slabElements(x.Shape, int64(max(x.DType.Size(), y.DType.Size())), slabBytes/2)
 	if !o.DescriptionsOnly {
 		p.left = (p.elements + p.slab - 1) / p.slab
@@ -433,6 +449,7 @@ func (c *comparer) jobs() iter.Seq[job] {
 			if p.done.Load() {
 				continue
 			}
+
 			if n := c.small(i); n > 1 {
 				if !yield(job{item: i, together: n}) {
 					return
@@ -440,6 +457,7 @@ func (c *comparer) jobs() iter.Seq[job] {
 				i += n - 1
 				continue
 			}
+
 			for j := range slabs(i, p.elements, p.slab) {
 				if !yield(j) {
 					return
@@ -475,10 +493,12 @@ func (c *comparer) finish(p *pairItem) {
 			p.Values.Change.RelL2 = Number(math.NaN())
 		}
 	}
+
 	p.done.Store(true)
 	if p.Equal() || !c.opts.First {
 		return
 	}
+
 	for last := c.last.Load(); int64(p.index) < last && !c.last.CompareAndSwap(last, int64(p.index)); {
 		last = c.last.Load()
 	}

@@ -70,6 +70,7 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 		RelL2: slices.Repeat([]Number{none}, n), Cosine: slices.Repeat([]Number{none}, n),
 		First: slices.Repeat([]int64{-1}, n), FirstA: make([]string, n), FirstB: make([]string, n), More: map[int]ComparedMore{},
 	}
+
 	results, forms := map[string]int32{}, map[string]int32{}
 	var key []byte
 	for i := range items {
@@ -77,6 +78,7 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 		c.Names[i] = x.FQN
 		key = fmt.Appendf(key[:0], "%s %q", x.Status, x.Differs)
 		c.Result[i] = place(results, key, &c.Results, func() ComparedResult { return ComparedResult{x.Status, x.Differs} })
+
 		for _, s := range []struct {
 			it *Item
 			to []int32
@@ -86,6 +88,7 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 				s.to[i] = place(forms, key, &c.Forms, s.it.form)
 			}
 		}
+
 		more := ComparedMore{Renamed: x.Renamed, Where: x.Where}
 		if v := x.Values; v != nil {
 			c.Differing[i], c.MaxAbs[i], c.MaxRel[i], more.NaNs = v.Differing, v.MaxAbs, v.MaxRel, v.NaNs
@@ -96,10 +99,12 @@ func NewComparedColumns(items []Compared) *ComparedColumns {
 				c.First[i], c.FirstA[i], c.FirstB[i] = ravel(f.Index, x.A.Shape), f.A, f.B
 			}
 		}
+
 		if more != (ComparedMore{}) {
 			c.More[i] = more
 		}
 	}
+
 	return c
 }
 
@@ -147,6 +152,7 @@ func (c *ComparedColumns) AppendJSON(b []byte) ([]byte, error) {
 	for _, n := range c.Names {
 		size += len(n) + 48
 	}
+
 	b = slices.Grow(b, size)
 	var err error
 	rare := func(name string, v any) {
@@ -157,6 +163,7 @@ func (c *ComparedColumns) AppendJSON(b []byte) ([]byte, error) {
 		}
 	}
 	numbers := func(name string, v []Number) { b = appendList(append(b, name...), v, appendNumber) }
+
 	b = appendList(append(b, `{"names":`...), c.Names, appendJSONString)
 	rare(`,"results":`, c.Results)
 	b = appendInts(append(b, `,"result":`...), c.Result)

@@ -54,10 +54,12 @@ func compareAs[E tensor.Element](x, y tensor.DType, p, q []byte, room *[2][]E, c
 	if room[0] == nil {
 		room[0], room[1] = make([]E, blockElements), make([]E, blockElements)
 	}
+
 	a, err := converted(x, p, room[0])
 	if err != nil {
 		return err
 	}
+
 	b, err := converted(y, q, room[1])
 	if err == nil {
 		compare(a, b)
@@ -82,6 +84,7 @@ func (t *elementTally) add(i int, d, b float64, r rule) {
 		}
 		t.maxRel = max(t.maxRel, rel)
 	}
+
 	if !(d <= r.atol+r.rtol*b) || math.IsInf(d, 0) || math.IsInf(b, 0) {
 		t.differ(i)
 	}
@@ -103,11 +106,13 @@ func compareFloats(x, y []float64, r rule, t *elementTally) {
 		if a == b {
 			continue
 		}
+
 		d, base := math.Abs(a-b), math.Abs(b)
 		if !(d <= math.MaxFloat64) {
 			t.odd(i, a, b, d, r)
 			continue
 		}
+
 		if d > maxAbs {
 			maxAbs = d
 		}
@@ -120,6 +125,7 @@ func compareFloats(x, y []float64, r rule, t *elementTally) {
 			}
 		}
 	}
+
 	t.maxAbs, t.maxRel = max(t.maxAbs, maxAbs), max(t.maxRel, maxRel)
 	if differing > 0 {
 		t.differing += differing
@@ -153,6 +159,7 @@ func compareInts(x, y []int64, xUnsigned, yUnsigned bool, r rule, t *elementTall
 		if a == b && aLarge == bLarge {
 			continue
 		}
+
 		d := float64(uint64(max(a, b)) - uint64(min(a, b)))
 		switch {
 		case aLarge == bLarge:
@@ -161,6 +168,7 @@ func compareInts(x, y []int64, xUnsigned, yUnsigned bool, r rule, t *elementTall
 		default:
 			d = float64(max(uint64(a), uint64(b)) - min(uint64(a), uint64(b)))
 		}
+
 		t.add(i, d, math.Abs(intFloat(b, bLarge)), r)
 	}
 }
@@ -178,11 +186,13 @@ func compareComplex(x, y []complex128, r rule, t *elementTally) {
 		if a == b {
 			continue
 		}
+
 		isNaN := func(c complex128) bool { return real(c) != real(c) || imag(c) != imag(c) }
 		if isNaN(a) || isNaN(b) {
 			t.nan(i, isNaN(a) && isNaN(b), r)
 			continue
 		}
+
 		t.add(i, math.Hypot(minus(real(a), real(b)), minus(imag(a), imag(b))), math.Hypot(real(b), imag(b)), r)
 	}
 }
@@ -219,6 +229,7 @@ func (c *comparer) compare(ctx context.Context, w *compareWorker, j job) error {
 	case j.together > 0:
 		return c.together(ctx, w, c.items[j.item:j.item+j.together])
 	}
+
 	return c.slab(ctx, w, p, j)
 }
 
@@ -227,17 +238,20 @@ func (c *comparer) objects(ctx context.Context, p *pairItem) error {
 	if err != nil {
 		return err
 	}
+
 	otherCodec, y, err := c.b.Content.ReadBytes(ctx, p.b)
 	if err != nil {
 		return err
 	}
 	c.opts.Progress(int64(len(x) + len(y)))
+
 	// Equal bytes may refer to tensors that are not compared by name.
 	if codec != otherCodec || !bytes.Equal(x, y) || bytes.Contains(x, []byte(`"$ref"`)) {
 		if err := c.compareDecoded(ctx, p, codec, x, otherCodec, y); err != nil {
 			return fmt.Errorf("%q: %w", p.FQN, err)
 		}
 	}
+
 	c.finish(p)
 	return nil
 }
@@ -261,14 +275,17 @@ func (c *comparer) compareDecoded(ctx context.Context, p *pairItem, codec string
 		if v, err = c.withTensors(ctx, p, &c.b, v, func(n string) string { return n }); err != nil {
 			return err
 		}
+
 		equal, where := equalValues(u, v)
 		if equal {
 			return nil
 		}
+
 		p.Where = where
 		p.A.setValue(u)
 		p.B.setValue(v)
 	}
+
 	p.Differs = append(p.Differs, AspectValues)
 	return nil
 }
@@ -286,6 +303,7 @@ func (c *comparer) withTensors(ctx context.Context, p *pairItem, s *Side, v any,
 		defer c.mu.Unlock()
 		c.unread = append(c.unread, Unread{p.FQN, "it refers to " + strings.Join(unread[:min(len(unread), 3)], ", ") + ", which could not be read with it"})
 	}
+
 	return v, err
 }
 
@@ -296,19 +314,23 @@ func (c *comparer) together(ctx context.Context, w *compareWorker, items []*pair
 	for i, p := range items {
 		a[i], b[i] = p.a, p.b
 	}
+
 	var x, y [][]byte
 	var err error
 	if x, w.x, err = readTogether(ctx, c.a.Content, a, w.x); err != nil {
 		return err
 	}
+
 	if y, w.y, err = readTogether(ctx, c.b.Content, b, w.y); err != nil {
 		return err
 	}
+
 	for i, p := range items {
 		if err := c.elements(w, p, job{hi: p.elements}, x[i], y[i]); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -333,6 +355,7 @@ func (c *comparer) elements(w *compareWorker, p *pairItem, j job, px, py []byte)
 	if c.opts.Change {
 		vector = new(products)
 	}
+
 	for at := int64(0); at < n; at += blockElements {
 		end := min(at+blockElements, n)
 		t, err := c.block(w, x, y, px[at*int64(x.Size()):end*int64(x.Size())], py[at*int64(y.Size()):end*int64(y.Size())], vector)
@@ -344,8 +367,10 @@ func (c *comparer) elements(w *compareWorker, p *pairItem, j job, px, py []byte)
 		}
 		sum.merge(&t)
 	}
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.values.merge(&sum)
 	if vector != nil && p.vector == nil {
 		p.vector = make(map[int]*products, 1)
@@ -353,9 +378,11 @@ func (c *comparer) elements(w *compareWorker, p *pairItem, j job, px, py []byte)
 	if vector != nil {
 		p.vector[j.slab] = vector
 	}
+
 	if p.left--; p.left > 0 {
 		return nil
 	}
+
 	if p.values.differing > 0 {
 		p.Differs = append(p.Differs, AspectValues)
 	}
@@ -373,16 +400,20 @@ func (c *comparer) block(w *compareWorker, x, y tensor.DType, p, q []byte, vecto
 			return t, err
 		}
 	}
+
 	if t.same && (!c.opts.NaNDiffers || c.opts.Exact) {
 		return t, nil
 	}
+
 	r := rule{c.opts.Rtol, c.opts.Atol, c.opts.NaNDiffers}
 	if c.opts.Exact {
 		r = rule{}
 	}
+
 	if err := w.numbers(x, y, p, q, r, &t); err != nil {
 		return t, err
 	}
+
 	if c.opts.Exact && x == y {
 		t.differing, t.first = differingBits(p, q, x.Size())
 	}

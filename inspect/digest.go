@@ -57,19 +57,23 @@ func Digests(ctx context.Context, src Content, entries []*meta.Entry, progress f
 	out := make([]Digest, len(entries))
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers())
+
 	for at := 0; at < len(entries); {
 		n := max(1, smallTensors(entries[at:]))
 		some, to := entries[at:at+n], out[at:at+n]
 		g.Go(func() error { return d.entries(gctx, some, to) })
 		at += n
 	}
+
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+
 	byName := make(map[string]Digest, len(entries))
 	for i, e := range entries {
 		byName[e.FQN] = out[i]
 	}
+
 	return byName, nil
 }
 
@@ -86,6 +90,7 @@ func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []
 			fmt.Fprintln(h, e.Tensor.DType, e.Tensor.Shape)
 		}
 	}
+
 	if g == nil || g.Size() == 1 {
 		var all int64
 		for _, n := range sizes {
@@ -94,12 +99,14 @@ func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []
 		orIgnore(planned)(all)
 		return Digests(ctx, src, entries, progress)
 	}
+
 	err := group.Agree(ctx, g, "compare", h.Sum(nil), func([]byte) error {
 		return fmt.Errorf("%w: it sees other names, types or shapes than rank 0", group.ErrDiffers)
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	var mine []*meta.Entry
 	var bytes int64
 	for i, rank := range work.Divide(sizes, g.Size()) {
@@ -108,6 +115,7 @@ func DigestsTogether(ctx context.Context, g group.Group, src Content, entries []
 			bytes += sizes[i]
 		}
 	}
+
 	orIgnore(planned)(bytes)
 	var all map[string]Digest
 	_, err = group.Decide(ctx, group.StopEarly(g), "digest", group.JSON[map[string]Digest](), group.Bytes{},
@@ -168,6 +176,7 @@ func (d *digester) entries(ctx context.Context, entries []*meta.Entry, out []Dig
 	default:
 		out[0], err = d.object(ctx, e)
 	}
+
 	return err
 }
 
@@ -176,17 +185,21 @@ func (d *digester) together(ctx context.Context, entries []*meta.Entry, out []Di
 	for _, e := range entries {
 		total += e.NumBytes()
 	}
+
 	if err := d.budget.Acquire(ctx, total); err != nil {
 		return err
 	}
 	defer d.budget.Release(total)
+
 	parts, _, err := readTogether(ctx, d.src, entries, nil)
 	if err != nil {
 		return err
 	}
+
 	for i, e := range entries {
 		out[i] = newDigest(e.Tensor, int64(len(parts[i])), sha256.Sum256(parts[i]))
 	}
+
 	d.progress(total)
 	return nil
 }
@@ -203,6 +216,7 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	if err != nil {
 		return Digest{}, err
 	}
+
 	d.progress(int64(len(data)))
 	sum := sha256.Sum256(data)
 	out := Digest{Kind: KindObject, NumBytes: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
@@ -215,6 +229,7 @@ func (d *digester) object(ctx context.Context, e *meta.Entry) (Digest, error) {
 	default:
 		out.Type, out.Repr = TypeName(v), reprHead(v)
 	}
+
 	return out, nil
 }
 
@@ -234,12 +249,14 @@ func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 	if err != nil {
 		return Digest{}, fmt.Errorf("%q: %w", e.FQN, err)
 	}
+
 	size := int64(t.DType.Size())
 	slab := min(max(1, digestSlab(t)/size), elements) // elements
 	if err := d.budget.Acquire(ctx, min(slab*size, digestBytes)); err != nil {
 		return Digest{}, err
 	}
 	defer d.budget.Release(min(slab*size, digestBytes))
+
 	buf := make([]byte, slab*size)
 	h := sha256.New()
 	for lo := int64(0); lo < elements; lo += slab {
@@ -251,6 +268,7 @@ func (d *digester) tensor(ctx context.Context, e *meta.Entry) (Digest, error) {
 		h.Write(p)
 		d.progress(int64(len(p)))
 	}
+
 	return newDigest(t, elements*size, [sha256.Size]byte(h.Sum(nil))), nil
 }
 

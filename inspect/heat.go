@@ -96,14 +96,17 @@ func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*H
 	if e.Tensor == nil {
 		return nil, fmt.Errorf("%w: %q is not a tensor", ErrIndex, e.FQN)
 	}
+
 	d, shape := e.Tensor.DType, e.Tensor.Shape
 	if _, err := tensor.NumBytes(d, shape); err != nil {
 		return nil, fmt.Errorf("%q: %w", e.FQN, err)
 	}
+
 	p, err := newPlane(o.Index, shape)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", e.FQN, err)
 	}
+
 	h := &Heat{
 		FQN: e.FQN, DType: d.String(), Shape: append([]int64{}, shape...), Index: p.index(), Dims: p.dims, Size: p.size,
 		Mean: []Number{}, Min: []Number{}, Max: []Number{}, Low: Number(math.NaN()), High: Number(math.NaN()),
@@ -117,6 +120,7 @@ func NewHeat(ctx context.Context, src Content, e *meta.Entry, o HeatOptions) (*H
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", e.FQN, err)
 	}
+
 	h.Elements = (h.Rows[1] - h.Rows[0]) * (h.Cols[1] - h.Cols[0])
 	if h.Exact = h.Elements == 0; h.Exact {
 		return h, nil
@@ -136,6 +140,7 @@ func window(w, indexed [2]int64, n int64, what string) ([2]int64, error) {
 	if w == [2]int64{} {
 		w[1] = n
 	}
+
 	if w[0] < 0 || w[1] > n || w[0] >= w[1] && n > 0 {
 		return w, fmt.Errorf("%w: the %s [%d, %d) of %d", ErrIndex, what, w[0], w[1], n)
 	}
@@ -164,6 +169,7 @@ func newPlane(text string, shape []int64) (*plane, error) {
 			return nil, err
 		}
 	}
+
 	for d, k := range p.sel.picks {
 		switch {
 		case k.single:
@@ -183,6 +189,7 @@ func newPlane(text string, shape []int64) (*plane, error) {
 			}
 		}
 	}
+
 	if p.dims[0] < 0 {
 		p.size[0] = 1
 	}
@@ -197,6 +204,7 @@ func (p *plane) index() string {
 	if len(p.sel.picks) == 0 {
 		return "..."
 	}
+
 	parts := make([]string, len(p.sel.picks))
 	for d, k := range p.sel.picks {
 		parts[d] = ":"
@@ -204,6 +212,7 @@ func (p *plane) index() string {
 			parts[d] = strconv.FormatInt(k.start, 10)
 		}
 	}
+
 	return strings.Join(parts, ", ")
 }
 
@@ -217,6 +226,7 @@ func (p *plane) pitch(t *meta.Tensor) (row, col int64) {
 		}
 		return n
 	}
+
 	row, col = 0, int64(t.DType.Size())
 	if p.dims[1] >= 0 {
 		col = after(p.dims[1])
@@ -233,10 +243,12 @@ func (p *plane) box(rows, cols [2]int64) tensor.Box {
 	for d := range b.Sizes {
 		b.Sizes[d] = 1
 	}
+
 	for i, part := range [2][2]int64{rows, cols} {
 		if d := p.dims[i]; d >= 0 {
 			b.Offsets[d], b.Sizes[d] = part[0], part[1]-part[0]
 		}
 	}
+
 	return b
 }

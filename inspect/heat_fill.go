@@ -53,11 +53,13 @@ func newHeater(src Content, e *meta.Entry, p *plane, h *Heat, o *HeatOptions) *h
 	if f.block > max(heatBlock, f.surrounds/2) { // of a large chunk that is compressed: one read must do
 		f.block, f.asked = f.surrounds/2, min(f.asked, heatSlab)
 	}
+
 	h.Exact = f.choose()
 	h.Height, h.Width = f.rows.cells, f.cols.cells
 	f.rowEdges, f.colEdges = f.rows.edges(), f.cols.edges()
 	n := int64(h.Height) * int64(h.Width)
 	f.cells = make([]heatCell, n)
+
 	if n == h.Elements && n <= maxHeatText {
 		f.text = make([]string, n)
 	}
@@ -70,9 +72,11 @@ func (f *heater) fill(ctx context.Context) error {
 	if !f.heat.Exact {
 		n = max(n, sampleReads)
 	}
+
 	if err := sweepBy(ctx, n, f.jobs(), f.job); err != nil {
 		return err
 	}
+
 	h := f.heat
 	h.Read, h.Text = f.read.Load(), f.text
 	h.Exact = h.Read+f.lost == h.Elements
@@ -85,6 +89,7 @@ func (f *heater) fill(ctx context.Context) error {
 		all.join(c)
 		h.NaN, h.PosInf, h.NegInf = tallied(h.NaN, n, i, c.nan), tallied(h.PosInf, n, i, c.posInf), tallied(h.NegInf, n, i, c.negInf)
 	}
+
 	_, h.Low, h.High = all.numbers()
 	return nil
 }
@@ -111,6 +116,7 @@ func (f *heater) jobs() iter.Seq[job] {
 	if rows.take == 0 { // as many rows of these
 		height = int(min(int64(rows.cells), max(1, heatSlab/f.size/cols.largest()/int64(width)/rows.largest())))
 	}
+
 	return func(yield func(job) bool) {
 		for r := 0; r < rows.cells; r += height {
 			for c := 0; c < cols.cells; c += width {
@@ -167,13 +173,16 @@ func (f *heater) readPiece(ctx context.Context, w *heatWorker, rows, cols [2]int
 	if err != nil {
 		return fmt.Errorf("%q: %w", f.entry.FQN, err)
 	}
+
 	if err := f.plane.sel.ReadBox(ctx, f.src, f.entry, box, to); err != nil {
 		return err
 	}
+
 	f.read.Add(n)
 	if f.text != nil {
 		f.format(w.buf, rows, cols)
 	}
+
 	row, at := rows[0], cols[0]
 	band := after(f.rowEdges, row)
 	err = w.blocks.each(d, w.buf, func(v []float64) {
@@ -255,14 +264,17 @@ func (c *heatCell) add(v []float64) {
 			hi = b
 		}
 	}
+
 	for _, a := range rest {
 		s0, lo, hi = s0+a, min(lo, a), max(hi, a)
 	}
+
 	sum := c.sum + (s0 + s1)
 	if !isFinite(sum) || c.scaled {
 		c.addOdd(v)
 		return
 	}
+
 	c.join(&heatCell{n: int64(len(v)), min: lo, max: hi})
 	c.sum = sum
 }

@@ -24,12 +24,15 @@ func (p *plane) surroundings(t *meta.Tensor, part tensor.Box) (block, chunks int
 		if _, ok := c.Intersect(part); !ok {
 			continue
 		}
+
 		if p.dims[1] >= 0 {
 			begins[c.Offsets[p.dims[1]]] = true
 		}
+
 		if i >= len(t.Locs) {
 			continue
 		}
+
 		switch l := &t.Locs[i]; {
 		case l.Detail != nil && len(l.Detail.Transforms) > 0: // it is compressed as a whole
 			block = max(block, l.Length)
@@ -37,6 +40,7 @@ func (p *plane) surroundings(t *meta.Tensor, part tensor.Box) (block, chunks int
 			block = max(block, heatBlock)
 		}
 	}
+
 	return block, max(1, int64(len(begins)))
 }
 
@@ -74,6 +78,7 @@ func (c *cut) parts(from, to int) [][2]int64 {
 	if c.take == 0 {
 		return [][2]int64{{c.edge(from), c.edge(to)}}
 	}
+
 	var out [][2]int64
 	for k := from; k < to; k++ {
 		lo, hi := c.edge(k), c.edge(k+1)
@@ -90,6 +95,7 @@ func (c *cut) parts(from, to int) [][2]int64 {
 			out = append(out, [2]int64{begin, begin + n})
 		}
 	}
+
 	return out
 }
 
@@ -124,9 +130,11 @@ func (s *sampling) choose() (exact bool) {
 	if rows*cols <= s.asked/s.size && s.touched(rows) <= s.surrounds {
 		return true
 	}
+
 	whole, pieces := *s, *s
 	whole.takeRows(s.asked / s.size / cols)
 	pieces.takePieces(cols)
+
 	if min(whole.rows.cells, whole.cols.cells) >= min(pieces.rows.cells, pieces.cols.cells) {
 		*s = whole
 	} else {
@@ -142,11 +150,13 @@ func (s *sampling) takeRows(most int64) {
 	if s.rows.cells == 0 {
 		return
 	}
+
 	each := s.surrounds / int64(s.rows.cells)
 	s.rows.take = most / int64(s.rows.cells)
 	for s.rows.take > 1 && s.touched(s.rows.take) > 2*each {
 		s.rows.take /= 2
 	}
+
 	// More runs show more of a cell, but rows that lie together cost less.
 	s.rows.runs = max(1, (each/4-s.touched(s.rows.take))/(s.chunks*s.block)+1)
 }

@@ -41,6 +41,7 @@ func NewHistory(all []*TensorStats, buckets int) *History {
 		h.L2, h.Mean, h.Std = append(h.L2, l2), append(h.Mean, mean), append(h.Std, std)
 		h.AbsMax, h.NaNShare = append(h.AbsMax, absMax), append(h.NaNShare, nanShare)
 	}
+
 	h.Histogram = newHistogramOverTime(all, buckets)
 	return h
 }
@@ -54,6 +55,7 @@ func newHistogramOverTime(all []*TensorStats, buckets int) *HistogramOverTime {
 			lo, hi = min(lo, h.place(0)), max(hi, h.place(len(h.Counts)))
 		}
 	}
+
 	if lo > hi {
 		return nil
 	}
@@ -77,11 +79,13 @@ func newHistogramOverTime(all []*TensorStats, buckets int) *HistogramOverTime {
 		}
 		out.Edges = append(out.Edges, Number(edge))
 	}
+
 	for i, t := range all {
 		if t != nil {
 			out.Shares[i] = shares(t, lo, hi, buckets)
 		}
 	}
+
 	return out
 }
 
@@ -109,14 +113,17 @@ func shares(t *TensorStats, lo, hi float64, buckets int) []float32 {
 			sums[first] += n
 			continue
 		}
+
 		for k := first; k < buckets && float64(k) < to; k++ {
 			part := min(to, float64(k+1)) - max(from, float64(k))
 			sums[k] += float64(n * part / (to - from))
 		}
 	}
+
 	out := make([]float32, buckets)
 	for k := range out {
 		out[k] = float32(sums[k] / float64(max(1, t.Elements)))
 	}
+
 	return out
 }

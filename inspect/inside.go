@@ -49,6 +49,7 @@ func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known f
 	all := make([]looker, len(entries))
 	var room atomic.Int64
 	room.Store(maxInside)
+
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers())
 	for i, e := range entries {
@@ -57,6 +58,7 @@ func lookInside(ctx context.Context, src Content, entries []*meta.Entry, known f
 			g.Go(func() error { return all[i].value(gctx, src, e) })
 		}
 	}
+
 	return all, g.Wait()
 }
 
@@ -76,6 +78,7 @@ func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
 		l.pass(e.FQN, fmt.Sprintf("a value of %d bytes", e.Bytes.Size))
 		return nil
 	}
+
 	codec, data := e.Bytes.Codec, e.Bytes.Inline
 	if data == nil {
 		var err error
@@ -83,14 +86,17 @@ func (l *looker) value(ctx context.Context, src Content, e *meta.Entry) error {
 			return err
 		}
 	}
+
 	if codec == value.Raw || codec == value.JSON && !bytes.Contains(data, []byte(`{"$`)) {
 		return nil // it cannot contain a tensor
 	}
+
 	v, err := value.Decode(codec, data)
 	if errors.Is(err, value.ErrCodec) {
 		l.pass(e.FQN, err.Error())
 		return nil
 	}
+
 	r := value.Replacer{With: l.look}
 	if err == nil {
 		_, err = r.Replace(v)
@@ -124,6 +130,7 @@ func (l *looker) look(at []string, v any) (any, bool, error) {
 			l.pass(name(), why)
 		}
 	}
+
 	return nil, false, nil
 }
 
@@ -162,14 +169,17 @@ func (s *Side) resolve(ctx context.Context, v any, keep func(fqn string) (string
 		if !ok {
 			return nil, false, nil
 		}
+
 		if name, ok := keep(ref.FQN); ok {
 			return value.Ref{FQN: name}, true, nil
 		}
+
 		e, ok := s.Metadata.Find(ref.FQN)
 		if !ok || e.Tensor == nil || e.NumBytes() > room {
 			unread = append(unread, ref.FQN)
 			return v, true, nil
 		}
+
 		room -= e.NumBytes()
 		t, err := tensor.New(e.Tensor.DType, e.Tensor.Shape)
 		if err == nil {
@@ -213,34 +223,42 @@ func numpyArray(o *value.Object) (*tensor.Tensor, error) {
 	if !isBytes || !isCode || !isShape || len(o.Kwargs) != 4 || len(o.Args) > 0 || hasContents {
 		return nil, errArray
 	}
+
 	d, size, err := numpyDType(strings.TrimLeft(code, "<>|="))
 	if err != nil {
 		return nil, err
 	}
+
 	shape := make([]int64, min(len(dims), tensor.MaxDims+1))
 	for i := range shape {
 		if shape[i], isShape = dims[i].(int64); !isShape {
 			return nil, errArray
 		}
 	}
+
 	n, err := tensor.NumElements(shape)
 	if err != nil || n > int64(len(data)) || n*size != int64(len(data)) {
 		return nil, errArray
 	}
+
 	if d == 0 {
 		return nil, nil
 	}
+
 	if strings.HasPrefix(code, ">") {
 		data = swapped(d, data)
 	}
+
 	if o.Kwargs["order"] != "F" {
 		return tensor.FromBytes(d, shape, data)
 	}
+
 	strides, step := make([]int64, len(shape)), int64(1)
 	for i := range shape {
 		strides[i] = step
 		step *= shape[i]
 	}
+
 	return tensor.FromStrided(d, shape, strides, 0, data)
 }
 
@@ -250,10 +268,12 @@ func numpyDType(code string) (d tensor.DType, size int64, err error) {
 	if code == "" {
 		return 0, 0, errArray
 	}
+
 	n, err := strconv.ParseUint(code[1:], 10, 20)
 	if err != nil || n == 0 {
 		return 0, 0, errArray
 	}
+
 	names := map[byte]string{'f': "float", 'i': "int", 'u': "uint", 'c': "complex"}
 	switch kind := code[0]; {
 	case kind == 'S':
@@ -292,6 +312,7 @@ func pythonArray(o *value.Object) (*tensor.Tensor, error) {
 	if _, isText := o.Args[1].(string); isText {
 		return nil, nil
 	}
+
 	list, ok := o.Args[1].([]any)
 	floats, ints := make([]float64, 0, len(list)), make([]int64, 0, len(list))
 	for _, e := range list {
@@ -302,6 +323,7 @@ func pythonArray(o *value.Object) (*tensor.Tensor, error) {
 			ints = append(ints, e)
 		}
 	}
+
 	shape := []int64{int64(len(list))}
 	switch {
 	case ok && len(floats) == len(list):
@@ -309,5 +331,6 @@ func pythonArray(o *value.Object) (*tensor.Tensor, error) {
 	case ok && len(ints) == len(list):
 		return tensor.Of(shape, ints)
 	}
+
 	return nil, errArray
 }

@@ -62,11 +62,13 @@ func NewItem(e *meta.Entry) *Item {
 		it.Chunks, it.Files = len(e.Tensor.Chunks), countFiles(e.Tensor.Locs)
 		return it
 	}
+
 	it.Kind, it.Codec, it.Chunks = KindObject, e.Bytes.Codec, 1
 	if e.Bytes.Inline == nil {
 		it.Files = 1
 		return it
 	}
+
 	it.Decode(e.Bytes.Codec, e.Bytes.Inline)
 	return it
 }
@@ -167,6 +169,7 @@ func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 			yield(objectChunk(e.Bytes))
 			return
 		}
+
 		size, ranks := int64(e.Tensor.DType.Size()), ranksOf(e.Tensor.Locs)
 		for i, box := range e.Tensor.Chunks {
 			c := Chunk{Chunk: i}
@@ -174,10 +177,12 @@ func Chunks(e *meta.Entry) iter.Seq[Chunk] {
 				c = located(&e.Tensor.Locs[i])
 				c.Rank = ranks[c.File]
 			}
+
 			c.Chunk, c.Offsets, c.Sizes, c.NumBytes = i, nonNil(box.Offsets), nonNil(box.Sizes), size
 			for _, n := range box.Sizes {
 				c.NumBytes *= n
 			}
+
 			if !yield(c) {
 				return
 			}
@@ -228,6 +233,7 @@ func appendNumber(b []byte, n Number) []byte {
 	case math.IsInf(f, -1):
 		return append(b, `"-inf"`...)
 	}
+
 	return strconv.AppendFloat(b, f, 'g', -1, 64)
 }
 
@@ -269,6 +275,7 @@ func Nest(entries []*meta.Entry, name string, leaf func(e *meta.Entry) (any, err
 			return nil, fmt.Errorf("%q: %w", e.FQN, err)
 		}
 	}
+
 	return s[root], nil
 }
 
@@ -302,10 +309,12 @@ func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context
 		if !ok || e.Bytes == nil || len(e.Path) > 1+strings.Count(name, ".") || e.Bytes.Size > maxStep {
 			continue
 		}
+
 		codec, data, err := read(ctx, e)
 		if err != nil {
 			continue
 		}
+
 		if v, err := value.Decode(codec, data); err == nil {
 			if n, ok := v.(int64); ok && n >= 0 {
 				return &n

@@ -29,28 +29,34 @@ func Overlay(ctx context.Context, a, b Content, ea, eb *meta.Entry, o *StatsOpti
 		if e.Tensor == nil {
 			return nil, fmt.Errorf("%q is not a tensor: %w", e.FQN, plan.ErrMismatch)
 		}
+
 		s[i] = &statist{src: []Content{a, b}[i], opts: o.withDefaults(nil), ranged: true}
 		if s[i].opts.Buckets == 0 {
 			s[i].opts.Buckets = overlayBuckets
 		}
+
 		if err := s[i].collect(ctx, []*meta.Entry{e}); err != nil {
 			return nil, err
 		}
 	}
+
 	s[0].opts.Total(s[0].toRead() + s[1].toRead())
 	for _, x := range s {
 		if err := sweep(ctx, x.jobs(false), x.first); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := share(s[0].items[0], s[1].items[0], &s[0].opts); err != nil {
 		return nil, err
 	}
+
 	for _, x := range s {
 		if err := sweep(ctx, x.jobs(true), x.second); err != nil {
 			return nil, err
 		}
 	}
+
 	return &Overlaid{A: s[0].items[0].result(&s[0].opts), B: s[1].items[0].result(&s[1].opts)}, nil
 }
 
@@ -60,15 +66,18 @@ func share(x, y *statsItem, o *StatsOptions) error {
 		sharePowers(x, y)
 		return nil
 	}
+
 	lo, hi := math.Inf(1), math.Inf(-1)
 	for _, it := range []*statsItem{x, y} {
 		if it.total.n > 0 {
 			lo, hi = min(lo, it.total.min), max(hi, it.total.max)
 		}
 	}
+
 	if lo > hi {
 		return nil
 	}
+
 	for _, it := range []*statsItem{x, y} {
 		it.linear = newLinear(lo, hi, o.Buckets)
 		if it.second = it.values == nil && it.total.n > 0; it.second || it.values == nil {
@@ -80,6 +89,7 @@ func share(x, y *statsItem, o *StatsOptions) error {
 		}
 		it.linear.countTable(values, it.values)
 	}
+
 	return nil
 }
 
@@ -94,6 +104,7 @@ func sharePowers(x, y *statsItem) {
 			both[0], both[1] = min(both[0], lo), max(both[1], hi)
 		}
 	}
+
 	both[0] = min(both[0], both[1])
 	x.powers, y.powers = both, both
 }

@@ -30,6 +30,7 @@ func PrefixChanges(a, b []string) []PrefixChange {
 	if len(b) > maxPrefixNames || len(a) > maxPrefixNames {
 		return nil
 	}
+
 	begins := map[string][]string{} // by the rest of a name of b
 	for _, name := range b {
 		for begin, rest := range cutBegins(name) {
@@ -38,6 +39,7 @@ func PrefixChanges(a, b []string) []PrefixChange {
 			}
 		}
 	}
+
 	counts := map[PrefixChange]int{}
 	for _, name := range a {
 		for from, rest := range cutBegins(name) { // the longest common rest counts
@@ -60,6 +62,7 @@ func PrefixChanges(a, b []string) []PrefixChange {
 			out = append(out, PrefixChange{c.From, c.To, n})
 		}
 	}
+
 	slices.SortFunc(out, func(x, y PrefixChange) int {
 		return cmp.Or(y.Names-x.Names, len(x.From+x.To)-len(y.From+y.To), strings.Compare(x.From+"\x00"+x.To, y.From+"\x00"+y.To))
 	})
@@ -106,5 +109,6 @@ func (c *Comparison) PrefixChanges() []PrefixChange {
 			b = append(b, c.Items[i].FQN)
 		}
 	}
+
 	return PrefixChanges(a, b)
 }

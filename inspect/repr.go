@@ -76,6 +76,7 @@ func nameType(o *value.Object) string {
 	if o.Module != "torch" {
 		return "global"
 	}
+
 	d, err := tensor.ParseDType(o.Name)
 	switch {
 	case err == nil && d.String() == o.Name:
@@ -85,6 +86,7 @@ func nameType(o *value.Object) string {
 	case slices.Contains(memoryFormats, o.Name):
 		return "memory_format"
 	}
+
 	return "global"
 }
 
@@ -206,6 +208,7 @@ func (r *reprer) quoted(prefix, s string) {
 		q = '"'
 	}
 	r.text(prefix + string(q))
+
 	for len(s) > 0 && !r.full() {
 		c, n := rune(s[0]), 1
 		if prefix == "" {
@@ -215,6 +218,7 @@ func (r *reprer) quoted(prefix, s string) {
 			c, n = surrogate(s)
 		}
 		s = s[n:]
+
 		switch {
 		case c == q || c == '\\':
 			r.b = append(r.b, '\\', byte(c))
@@ -234,6 +238,7 @@ func (r *reprer) quoted(prefix, s string) {
 			r.b = fmt.Appendf(r.b, `\U%08x`, c)
 		}
 	}
+
 	r.text(string(q))
 }
 
@@ -409,6 +414,7 @@ func (r *reprer) numpyScalar(o *value.Object) {
 		r.text(choose(v, "np.True_", "np.False_"))
 		return
 	}
+
 	r.text("np." + o.Name + "(")
 	bits, _ := strconv.Atoi(strings.TrimLeft(o.Name, "abcdefghijklmnopqrstuvwxyz_"))
 	switch v := o.Args[0].(type) {
@@ -419,6 +425,7 @@ func (r *reprer) numpyScalar(o *value.Object) {
 	default:
 		r.value(v)
 	}
+
 	r.text(")")
 }
 
@@ -435,6 +442,7 @@ func (r *reprer) parts(o *value.Object) {
 			parts = append(parts, p.v)
 		}
 	}
+
 	r.text("<" + o.QualifiedName() + " object")
 	r.seq(choose(len(parts) > 0, ": ", ""), parts, ">")
 }
@@ -482,6 +490,7 @@ func appendFloat(b []byte, f float64, bits int) []byte {
 	case math.IsInf(f, -1):
 		return append(b, "-inf"...)
 	}
+
 	format := byte('f')
 	if a := math.Abs(f); a != 0 && (a < 1e-4 || a >= 1e16) {
 		format = 'e'
@@ -489,6 +498,7 @@ func appendFloat(b []byte, f float64, bits int) []byte {
 	if bits == 16 {
 		f, bits = rounded(f, digits[tensor.Float16]), 64
 	}
+
 	n := len(b)
 	b = strconv.AppendFloat(b, f, format, -1, bits)
 	if !bytes.ContainsAny(b[n:], ".e") {
@@ -557,6 +567,7 @@ func ElementFormat(d tensor.DType) func(b, p []byte) []byte {
 	case tensor.Bool:
 		return func(b, p []byte) []byte { return append(b, choose(p[0] != 0, "True", "False")...) }
 	}
+
 	if n, small := digits[d]; small {
 		one := make([]float32, 1)
 		return func(b, p []byte) []byte {

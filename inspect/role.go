@@ -45,6 +45,7 @@ func RoleOf(e *meta.Entry) Role {
 			role = Optimizer
 		}
 	}
+
 	return role
 }
 
@@ -78,6 +79,7 @@ func (c Choice) Keep(checkpoints ...*meta.Metadata) func(fqn string) bool {
 			return slices.ContainsFunc(md.Entries, func(e meta.Entry) bool { return RoleOf(&e) == Weights })
 		})
 	}
+
 	return func(fqn string) bool {
 		if !one {
 			return true

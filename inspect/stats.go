@@ -60,6 +60,7 @@ func newNumbers(m moments) Numbers {
 	}
 	none := Number(math.NaN())
 	out.Min, out.Max, out.Mean, out.Std, out.L2 = none, none, none, none, none
+
 	if m.n > 0 {
 		out.Min, out.Max, out.Mean = Number(m.min), Number(m.max), Number(m.average())
 		out.Std, out.L2 = Number(m.std()), Number(m.norm())
@@ -111,6 +112,7 @@ func (o *StatsOptions) withDefaults(entries []*meta.Entry) StatsOptions {
 	if o != nil {
 		out = *o
 	}
+
 	if out.Known == nil {
 		names := map[string]bool{}
 		for _, e := range entries {
@@ -118,6 +120,7 @@ func (o *StatsOptions) withDefaults(entries []*meta.Entry) StatsOptions {
 		}
 		out.Known = func(fqn string) bool { return names[fqn] }
 	}
+
 	out.Total, out.Progress = orIgnore(out.Total), orIgnore(out.Progress)
 	return out
 }
@@ -141,10 +144,12 @@ func Stats(ctx context.Context, src Content, entries []*meta.Entry, opts *StatsO
 	if err := s.collect(ctx, entries); err != nil {
 		return nil, err
 	}
+
 	s.opts.Total(s.toRead())
 	if err := sweep(ctx, s.jobs(false), s.first); err != nil {
 		return nil, err
 	}
+
 	if err := sweep(ctx, s.jobs(true), s.second); err != nil {
 		return nil, err
 	}
@@ -168,12 +173,14 @@ func (s *statist) collect(ctx context.Context, entries []*meta.Entry) error {
 	if err != nil {
 		return err
 	}
+
 	for i, e := range entries {
 		all := inside[i].tensors
 		if e.Tensor != nil {
 			all = []insideTensor{{entry: e}}
 		}
 		s.unread = append(s.unread, inside[i].unread...)
+
 		for _, t := range all {
 			it, err := newStatsItem(t)
 			if err != nil {
@@ -182,6 +189,7 @@ func (s *statist) collect(ctx context.Context, entries []*meta.Entry) error {
 			s.items = append(s.items, it)
 		}
 	}
+
 	return nil
 }
 
@@ -208,6 +216,7 @@ func (s *statist) jobs(second bool) iter.Seq[job] {
 			if second && !it.second {
 				continue
 			}
+
 			if n := s.small(i, second); n > 1 {
 				if !yield(job{item: i, together: n}) {
 					return
@@ -215,6 +224,7 @@ func (s *statist) jobs(second bool) iter.Seq[job] {
 				i += n - 1
 				continue
 			}
+
 			for j := range slabs(i, it.elements, it.slab) {
 				if !yield(j) {
 					return
@@ -247,6 +257,7 @@ func (s *statist) report() *StatsReport {
 		out.Totals.NumBytes += t.NumBytes
 		out.Totals.NonFinite += int64(count(t.NonFinite() > 0))
 	}
+
 	out.Totals.Numbers = newNumbers(all.total())
 	return out
 }
@@ -281,6 +292,7 @@ func newStatsItem(t insideTensor) (*statsItem, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", t.entry.FQN, err)
 	}
+
 	it := &statsItem{insideTensor: t, elements: elements, slab: slabElements(shape, int64(d.Size()), slabBytes), slabs: map[int]moments{}}
 	it.left = (elements + it.slab - 1) / it.slab
 	it.table = d.Size() <= 2 && elements >= tableWorth
@@ -303,6 +315,7 @@ func (it *statsItem) result(o *StatsOptions) TensorStats {
 	case it.linear != nil:
 		out.Histogram = it.linear.histogram()
 	}
+
 	return out
 }
 
@@ -322,9 +335,11 @@ func (s *statist) read(ctx context.Context, w *statsWorker, j job) error {
 	if it.tensor != nil {
 		read = it.readEntry
 	}
+
 	if err := readFlat(ctx, read, it.entry, j.lo, j.hi, w.buf); err != nil {
 		return err
 	}
+
 	s.opts.Progress(int64(len(w.buf)))
 	return nil
 }
@@ -349,17 +364,20 @@ func (s *statist) together(ctx context.Context, w *statsWorker, j job) error {
 			entries, items = append(entries, s.items[i].entry), append(items, i)
 		}
 	}
+
 	var parts [][]byte
 	var err error
 	if parts, w.buf, err = readTogether(ctx, s.src, entries, w.buf); err != nil {
 		return err
 	}
+
 	for i, p := range parts {
 		s.opts.Progress(int64(len(p)))
 		if err := s.add(w, job{item: items[i]}, p); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -369,9 +387,11 @@ func (s *statist) add(w *statsWorker, j job, p []byte) error {
 	if it.table {
 		return s.tally(w, it, p)
 	}
+
 	if w.spare == nil {
 		w.spare = make([]float64, blockElements)
 	}
+
 	log2 := s.opts.Buckets > 0 && s.opts.Log2
 	var sum pairwise
 	var powers octaves
@@ -384,8 +404,10 @@ func (s *statist) add(w *statsWorker, j job, p []byte) error {
 	if err != nil {
 		return fmt.Errorf("%q: %w", it.entry.FQN, err)
 	}
+
 	it.mu.Lock()
 	defer it.mu.Unlock()
+
 	it.slabs[j.slab] = sum.total()
 	if log2 && it.octaves == nil {
 		it.octaves = new(octaves)
@@ -393,18 +415,22 @@ func (s *statist) add(w *statsWorker, j job, p []byte) error {
 	if log2 {
 		it.octaves.add(&powers)
 	}
+
 	if it.left--; it.left > 0 {
 		return nil
 	}
+
 	// In the order of the slabs, whatever order they arrived in.
 	sum = pairwise{}
 	for i := range len(it.slabs) {
 		sum.add(it.slabs[i])
 	}
+
 	it.total = sum.total()
 	if !s.wantsLinear() || it.total.n == 0 || s.ranged {
 		return nil
 	}
+
 	it.linear = newLinear(it.total.min, it.total.max, s.opts.Buckets)
 	if it.second = len(it.slabs) > 1; it.second {
 		return nil
@@ -418,10 +444,12 @@ func (s *statist) second(ctx context.Context, w *statsWorker, j job) error {
 	if err := s.read(ctx, w, j); err != nil {
 		return err
 	}
+
 	mine := it.linear.empty()
 	if err := w.blocks.each(it.entry.Tensor.DType, w.buf, mine.countAll); err != nil {
 		return fmt.Errorf("%q: %w", it.entry.FQN, err)
 	}
+
 	it.mu.Lock()
 	defer it.mu.Unlock()
 	it.linear.add(mine)
@@ -441,6 +469,7 @@ func (s *statist) tally(w *statsWorker, it *statsItem, p []byte) error {
 	if w.counts == nil {
 		w.counts = make([]uint32, 1<<16)
 	}
+
 	clear(w.counts)
 	if size == 1 {
 		for _, b := range p {
@@ -456,14 +485,18 @@ func (s *statist) tally(w *statsWorker, it *statsItem, p []byte) error {
 			table[x]++
 		}
 	}
+
 	it.mu.Lock()
 	defer it.mu.Unlock()
+
 	if it.values == nil {
 		it.values = make([]int64, 1<<(8*size))
 	}
+
 	for i := range it.values {
 		it.values[i] += int64(w.counts[i])
 	}
+
 	if it.left--; it.left > 0 {
 		return nil
 	}
@@ -481,6 +514,7 @@ func tableValues(d tensor.DType) ([]float64, error) {
 			bits[2*i], bits[2*i+1] = byte(i), byte(i>>8)
 		}
 	}
+
 	return converted(d, bits, make([]float64, n))
 }
 
@@ -501,6 +535,7 @@ func tableMoments(values []float64, counts []int64) moments {
 			sum.add(moments{n: n, mean: x, min: x, max: x, zeros: n * int64(count(x == 0))})
 		}
 	}
+
 	return sum.total()
 }
 
@@ -510,6 +545,7 @@ func (it *statsItem) finish(o *StatsOptions, ranged bool) error {
 	if err != nil {
 		return err
 	}
+
 	it.total = tableMoments(values, it.values)
 	switch {
 	case o.Buckets == 0 || it.total.n == 0:
@@ -524,6 +560,7 @@ func (it *statsItem) finish(o *StatsOptions, ranged bool) error {
 		it.linear = newLinear(it.total.min, it.total.max, o.Buckets)
 		it.linear.countTable(values, it.values)
 	}
+
 	it.values = nil
 	return nil
 }

@@ -70,6 +70,7 @@ func MissingNames(md *meta.Metadata, prefixes ...string) []Missing {
 			out = append(out, Missing{m.String(), m.File, text})
 		}
 	}
+
 	return out
 }
 
@@ -78,10 +79,12 @@ func LostNames(entries []*meta.Entry, files []string) []Missing {
 	if len(files) == 0 {
 		return nil
 	}
+
 	gone := make(map[string]bool, len(files))
 	for _, f := range files {
 		gone[f] = true
 	}
+
 	var out []Missing
 	for _, e := range entries {
 		lost := map[string]bool{}
@@ -90,6 +93,7 @@ func LostNames(entries []*meta.Entry, files []string) []Missing {
 				lost[c.File] = true
 			}
 		}
+
 		switch names := slices.Collect(maps.Keys(lost)); len(names) {
 		case 0:
 		case 1:
@@ -98,6 +102,7 @@ func LostNames(entries []*meta.Entry, files []string) []Missing {
 			out = append(out, Missing{e.FQN, "", fmt.Sprintf("%d of its files are missing", len(names))})
 		}
 	}
+
 	return out
 }
 
@@ -130,10 +135,12 @@ func (t *Totals) Add(it *Item) {
 		t.NumBytes += it.NumBytes
 		t.Elements += it.Elements()
 	}
+
 	if it.Kind != KindTensor {
 		t.Objects++
 		return
 	}
+
 	t.Tensors++
 	t.Chunks += int64(it.Chunks)
 }
@@ -169,6 +176,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 	if out.Tags == nil {
 		out.Tags = map[string]string{}
 	}
+
 	perFile := chunksPerFile(md)
 	for _, f := range src.Files() {
 		file := File{Name: f.Name, Size: f.Size, Chunks: perFile[f.Name]}
@@ -178,6 +186,7 @@ func Summarize(src Source, md *meta.Metadata) *Summary {
 		out.Files = append(out.Files, file)
 		out.FileBytes += f.Size
 	}
+
 	out.add(md)
 	return out
 }
@@ -194,6 +203,7 @@ func chunksPerFile(md *meta.Metadata) map[string]int64 {
 			out[e.Tensor.Locs[j].File]++
 		}
 	}
+
 	return out
 }
 
@@ -207,10 +217,12 @@ func (s *Summary) add(md *meta.Metadata) {
 			s.Totals.Add(&it)
 			continue
 		}
+
 		it.Kind, it.DType, it.Shape, it.Chunks = KindTensor, e.Tensor.DType.String(), e.Tensor.Shape, len(e.Tensor.Chunks)
 		var t Totals
 		t.Add(&it)
 		s.Totals.Add(&it)
+
 		d, ok := dtypes[it.DType]
 		if !ok {
 			d = &DTypeTotals{DType: it.DType}
@@ -223,6 +235,7 @@ func (s *Summary) add(md *meta.Metadata) {
 	for _, d := range dtypes {
 		s.DTypes = append(s.DTypes, *d)
 	}
+
 	slices.SortFunc(s.DTypes, func(a, b DTypeTotals) int {
 		return cmp.Or(cmp.Compare(b.NumBytes, a.NumBytes), strings.Compare(a.DType, b.DType))
 	})
@@ -271,10 +284,12 @@ func (n *Node) fill(items []*Item, start, depth int) {
 			below[name] = append(below[name], it)
 		}
 	}
+
 	for name, items := range below {
 		c := &Node{Name: name, FQN: items[0].FQN[:start+len(name)]}
 		c.fill(items, start+len(name)+1, depth-1)
 		n.Children = append(n.Children, c)
 	}
+
 	slices.SortFunc(n.Children, func(a, b *Node) int { return compareParts(a.Name, b.Name) })
 }
