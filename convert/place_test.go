@@ -36,7 +36,7 @@ func TestPublishReplacesOnlyCheckpoints(t *testing.T) {
 		"a folder does not replace a file that cannot be opened": {"x", "", true, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
-		"what cannot be opened stays": {"x/c", "", true, func(string) ([]string, error) {
+		"an unreadable checkpoint stays": {"x/c", "", true, func(string) ([]string, error) {
 			return nil, storage.ErrCorrupt
 		}, ErrOccupied},
 	} {

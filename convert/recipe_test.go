@@ -114,7 +114,7 @@ func TestCheckDigests(t *testing.T) {
 			all[3].BLAKE3 = all[2].BLAKE3
 			return all
 		}, "layer.1.w: its BLAKE3 digest is"},
-		"nothing": {func([]convert.ItemDigest) []convert.ItemDigest { return nil }, "layer.0.w: the checkpoint has this tensor, the manifest does not"},
+		"an empty manifest": {func([]convert.ItemDigest) []convert.ItemDigest { return nil }, "layer.0.w: the checkpoint has this tensor, the manifest does not"},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			got := must.Get(convert.CheckDigests(t.Context(), open(t, dst), c.change(slices.Clone(rep.Digests)), nil))(t)

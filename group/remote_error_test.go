@@ -77,11 +77,11 @@ func TestRemoteErrorKeepsTheErrorItselfWhereItHappened(t *testing.T) {
 
 func TestRegisterErrorRefuses(t *testing.T) {
 	for name, register := range map[string]func(){
-		"a code that is taken": func() { RegisterError("io.EOF", errOurs) },
-		"an empty code":        func() { RegisterError("", errOurs) },
-		"a long code":          func() { RegisterError(strings.Repeat("x", maxCode+1), errOurs) },
-		"nil":                  func() { RegisterError("nil", nil) },
-		"what cannot compare":  func() { RegisterError("slice", incomparable{}) },
+		"a code that is taken":  func() { RegisterError("io.EOF", errOurs) },
+		"an empty code":         func() { RegisterError("", errOurs) },
+		"a long code":           func() { RegisterError(strings.Repeat("x", maxCode+1), errOurs) },
+		"nil":                   func() { RegisterError("nil", nil) },
+		"an incomparable error": func() { RegisterError("slice", incomparable{}) },
 	} {
 		if err := Catch(func() error { register(); return nil }); err == nil {
 			t.Errorf("RegisterError of %s did not panic", name)

@@ -151,7 +151,7 @@ func TestCompareElements(t *testing.T) {
 		{"complex infinities", of(t, []complex128{complex(inf, 1)}), of(t, []complex128{complex(inf, 3)}), opts{Atol: 2, Rtol: 1}, "different", diff(1, 1, 0, 2, 0, at(0, "(inf+1j)", "(inf+3j)"))},
 		{"complex NaNs", of(t, []complex128{complex(nan, 1), cmplx.NaN()}), of(t, []complex128{complex(1, nan), 1}), opts{}, "different", diff(2, 1, 1, 0, 0, at(1, "(nan+nanj)", "(1+0j)"))},
 		{"a scalar is an element", counting(t), of(t, []float32{2}, []int64{}...), opts{}, "different", diff(1, 1, 0, 1, 0.5, &inspect.FirstDifference{Index: []int64{}, A: "1.0", B: "2.0"})},
-		{"nothing equals nothing", of(t, []float32{}, 0, 3), of(t, []float32{}, 0, 3), opts{}, "identical", nil},
+		{"empty tensors are equal", of(t, []float32{}, 0, 3), of(t, []float32{}, 0, 3), opts{}, "identical", nil},
 	} {
 		got := compareTwo(t, c.a, c.b, c.o)
 		if d := cmp.Diff(c.want, got.Values); d != "" || got.Status != c.status {

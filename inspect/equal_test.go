@@ -25,8 +25,8 @@ func TestEqualValues(t *testing.T) {
 		equal bool
 		where string
 	}{
-		{"nothing is nothing", nil, nil, true, ""},
-		{"nothing is not false", nil, false, false, ""},
+		{"nil equals nil", nil, nil, true, ""},
+		{"nil is not false", nil, false, false, ""},
 		{"a number", int64(7), int64(7), true, ""},
 		{"types matter", int64(1), 1.0, false, ""},
 		{"bools are no numbers", true, int64(1), false, ""},

@@ -134,14 +134,14 @@ func TestCompareTensorsInsideObjects(t *testing.T) {
 		equal bool
 		where string
 	}{
-		"both refer":                             {referring(1, 2), referring(1, 2), nil, true, "identical=2"},
-		"both refer to other elements":           {referring(1, 2), referring(1, 3), nil, false, "o.x"},
-		"both refer, and the tensors are left":   {referring(1, 2), referring(1, 2), only, true, "identical=1"},
-		"both refer to others, which are left":   {referring(1, 2), referring(1, 3), only, false, "o[0]"},
-		"one refers":                             {referring(1, 2), holding(1, 2), nil, true, "identical=1"},
-		"the other refers":                       {holding(1, 2), referring(1, 2), nil, true, "identical=1"},
-		"one refers to other elements":           {referring(1, 2), holding(1, 3), nil, false, "o[0]"},
-		"what is referred to cannot be compared": {lost, lost, nil, false, "unread o"},
+		"both refer":                                   {referring(1, 2), referring(1, 2), nil, true, "identical=2"},
+		"both refer to other elements":                 {referring(1, 2), referring(1, 3), nil, false, "o.x"},
+		"both refer, and the tensors are left":         {referring(1, 2), referring(1, 2), only, true, "identical=1"},
+		"both refer to others, which are left":         {referring(1, 2), referring(1, 3), only, false, "o[0]"},
+		"one refers":                                   {referring(1, 2), holding(1, 2), nil, true, "identical=1"},
+		"the other refers":                             {holding(1, 2), referring(1, 2), nil, true, "identical=1"},
+		"one refers to other elements":                 {referring(1, 2), holding(1, 3), nil, false, "o[0]"},
+		"the tensor of a reference cannot be compared": {lost, lost, nil, false, "unread o"},
 	} {
 		got := must.Get(inspect.Compare(t.Context(), c.a.side(), c.b.side(), &inspect.CompareOptions{Keep: c.keep}))(t)
 		text := fmt.Sprintf("identical=%d", got.Identical)

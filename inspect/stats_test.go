@@ -332,13 +332,13 @@ func TestStatsOfHugeNumbers(t *testing.T) {
 		v             []float64
 		mean, std, l2 float64
 	}{
-		"the sum overflows":               {[]float64{1e308, 1e308, -1e308}, 1e308 / 3, root * 1e308, math.Sqrt(3) * 1e308},
-		"the squares overflow":            {[]float64{1e200, 1e200, -1e200}, 1e200 / 3, root * 1e200, math.Sqrt(3) * 1e200},
-		"small ones count for nothing":    {[]float64{4e200, 1, 5e-324, 0}, 1e200, math.Sqrt(3) * 1e200, 4e200},
-		"what is not finite is left out":  {[]float64{inf, 3e200, math.NaN(), -3e200}, 0, 3e200, math.Sqrt(18) * 1e200},
-		"the largest":                     {[]float64{huge, huge, huge}, huge, 0, inf},
-		"the largest and the lowest":      {[]float64{huge, -huge}, 0, huge, inf},
-		"only the norm is beyond squares": {[]float64{1e160, 1e160}, 1e160, 0, math.Sqrt2 * 1e160},
+		"the sum overflows":                         {[]float64{1e308, 1e308, -1e308}, 1e308 / 3, root * 1e308, math.Sqrt(3) * 1e308},
+		"the squares overflow":                      {[]float64{1e200, 1e200, -1e200}, 1e200 / 3, root * 1e200, math.Sqrt(3) * 1e200},
+		"small ones vanish":                         {[]float64{4e200, 1, 5e-324, 0}, 1e200, math.Sqrt(3) * 1e200, 4e200},
+		"elements that are not finite are left out": {[]float64{inf, 3e200, math.NaN(), -3e200}, 0, 3e200, math.Sqrt(18) * 1e200},
+		"the largest":                               {[]float64{huge, huge, huge}, huge, 0, inf},
+		"the largest and the lowest":                {[]float64{huge, -huge}, 0, huge, inf},
+		"only the norm is beyond squares":           {[]float64{1e160, 1e160}, 1e160, 0, math.Sqrt2 * 1e160},
 	} {
 		got := statsOf(t, holding(map[string]*tensor.Tensor{"x": of(t, c.v)}), nil).Tensors[0]
 		for name, n := range map[string][2]float64{"mean": {float64(got.Mean), c.mean}, "std": {float64(got.Std), c.std}, "l2": {float64(got.L2), c.l2}} {
@@ -399,7 +399,7 @@ func TestHistograms(t *testing.T) {
 			&inspect.Histogram{Scale: "linear", Edges: []inspect.Number{0, 2, 4}, Counts: []int64{2, 3}},
 		},
 		{
-			"what is not finite is left out", []float64{math.NaN(), 1, math.Inf(1), 3, math.Inf(-1)}, inspect.StatsOptions{Buckets: 2},
+			"elements that are not finite are left out", []float64{math.NaN(), 1, math.Inf(1), 3, math.Inf(-1)}, inspect.StatsOptions{Buckets: 2},
 			&inspect.Histogram{Scale: "linear", Edges: []inspect.Number{1, 2, 3}, Counts: []int64{1, 1}},
 		},
 		{
@@ -423,7 +423,7 @@ func TestHistograms(t *testing.T) {
 			&inspect.Histogram{Scale: "log2", Edges: []inspect.Number{5e-324, inspect.Number(math.Inf(1))}, Counts: []int64{2}},
 		},
 		{"zeros have no magnitude", []float64{0, 0}, inspect.StatsOptions{Buckets: 3, Log2: true}, nil},
-		{"nothing has none", nil, inspect.StatsOptions{Buckets: 3}, nil},
+		{"an empty tensor has none", nil, inspect.StatsOptions{Buckets: 3}, nil},
 	} {
 		got := statsOf(t, holding(map[string]*tensor.Tensor{"x": of(t, c.v)}), &c.o).Tensors[0].Histogram
 		if d := cmp.Diff(c.want, got); d != "" {

@@ -82,13 +82,13 @@ func TestSlowRanks(t *testing.T) {
 		tl   meta.Timeline
 		want []int
 	}{
-		"one rank":              {meta.Timeline{rank(1000 * ms)}, nil},
-		"equal ranks":           {meta.Timeline{rank(1000 * ms), rank(1001 * ms), rank(999 * ms)}, nil},
-		"one that is slow":      {meta.Timeline{rank(1000 * ms), rank(1400 * ms), rank(999 * ms)}, []int{1}},
-		"one of two":            {meta.Timeline{rank(1000 * ms), rank(1400 * ms)}, []int{1}},
-		"one that is fast":      {meta.Timeline{rank(1000 * ms), rank(10 * ms), rank(999 * ms)}, nil},
-		"little of a long save": {meta.Timeline{rank(10 * ms), rank(40 * ms), append(rank(10*ms), meta.Phase{Name: "commit", End: time.Minute})}, nil},
-		"nothing took any time": {meta.Timeline{rank(0), rank(0)}, nil},
+		"one rank":               {meta.Timeline{rank(1000 * ms)}, nil},
+		"equal ranks":            {meta.Timeline{rank(1000 * ms), rank(1001 * ms), rank(999 * ms)}, nil},
+		"one that is slow":       {meta.Timeline{rank(1000 * ms), rank(1400 * ms), rank(999 * ms)}, []int{1}},
+		"one of two":             {meta.Timeline{rank(1000 * ms), rank(1400 * ms)}, []int{1}},
+		"one that is fast":       {meta.Timeline{rank(1000 * ms), rank(10 * ms), rank(999 * ms)}, nil},
+		"little of a long save":  {meta.Timeline{rank(10 * ms), rank(40 * ms), append(rank(10*ms), meta.Phase{Name: "commit", End: time.Minute})}, nil},
+		"no phase took any time": {meta.Timeline{rank(0), rank(0)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []int

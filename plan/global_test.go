@@ -64,7 +64,7 @@ func TestOwnerRules(t *testing.T) {
 			[]string{"a: rank 0", "x: chunk 0 [0]+[1]: rank 1"},
 			[]string{"a: rank 0", "x: chunk 0 [0]+[1]: rank 0"},
 		},
-		"what is empty weighs one, so that it spreads": {
+		"an empty item weighs one, so that empty items spread": {
 			[]*plan.SavePlan{planOf(bytesItem("a", 0), bytesItem("b", 0)), planOf(bytesItem("a", 0), bytesItem("b", 0))},
 			[]string{"a: rank 0", "b: rank 1"},
 			[]string{"a: rank 0", "b: rank 0"},

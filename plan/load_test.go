@@ -57,7 +57,7 @@ func TestLoadPolicies(t *testing.T) {
 		errs    []error
 		text    string
 	}{
-		"only what is asked for": {
+		"only the requested names": {
 			d: &plan.DefaultLoad{}, state: plan.State{"step": 0}, want: plan.State{"step": 5},
 		},
 		"a missing name": {
@@ -76,7 +76,7 @@ func TestLoadPolicies(t *testing.T) {
 			d:     &plan.DefaultLoad{AllowMissingFunc: func(fqn string) bool { return strings.HasSuffix(fqn, "step") }},
 			state: plan.State{"a.step": 3}, want: plan.State{"a.step": 3}, missing: []string{"a.step"},
 		},
-		"nothing unexpected": {
+		"no unexpected name": {
 			d: &plan.DefaultLoad{RejectUnexpected: true}, state: plan.State{"m": map[string]any{"x": empty(), "n": 0}, "step": 0},
 			want: plan.State{"m": map[string]any{"x": x, "n": 7}, "step": 5},
 		},
@@ -92,7 +92,7 @@ func TestLoadPolicies(t *testing.T) {
 			d:     &plan.DefaultLoad{Rename: func(string) string { return "m.x" }},
 			state: plan.State{"a": empty(), "b": empty()}, want: plan.State{"a": x, "b": x},
 		},
-		"renamed to what is not there": {
+		"renamed to a missing name": {
 			d: &plan.DefaultLoad{Rename: func(s string) string { return "old." + s }}, state: plan.State{"step": 0},
 			errs: []error{plan.ErrMissing}, text: `"step": checkpoint and state do not match: "old.step" is not in`,
 		},

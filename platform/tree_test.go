@@ -198,13 +198,13 @@ func TestMapLeavesRefuses(t *testing.T) {
 		want error
 		says string
 	}{
-		"a map in itself":     {loop, keep, value.ErrValue, "deeper than 256"},
-		"a record in itself":  {chain, keep, value.ErrValue, "deeper than 256"},
-		"a dict in itself":    {ring, keep, value.ErrValue, "deeper than 256"},
-		"what does not fit":   {map[string]any{"a": []*tensor.Tensor{scalar(1)}}, text, value.ErrValue, `"a.0"`},
-		"nil for an element":  {[1][1]any{}, func(any) (any, error) { return nil, nil }, nil, ""},
-		"an error of fn":      {[]any{1}, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, `"0"`},
-		"an error at the top": {1, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, "value: "},
+		"a map in itself":            {loop, keep, value.ErrValue, "deeper than 256"},
+		"a record in itself":         {chain, keep, value.ErrValue, "deeper than 256"},
+		"a dict in itself":           {ring, keep, value.ErrValue, "deeper than 256"},
+		"a result that does not fit": {map[string]any{"a": []*tensor.Tensor{scalar(1)}}, text, value.ErrValue, `"a.0"`},
+		"nil for an element":         {[1][1]any{}, func(any) (any, error) { return nil, nil }, nil, ""},
+		"an error of fn":             {[]any{1}, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, `"0"`},
+		"an error at the top":        {1, func(any) (any, error) { return nil, errors.ErrUnsupported }, errors.ErrUnsupported, "value: "},
 	} {
 		_, err := platform.MapLeaves(c.tree, c.fn)
 		if !errors.Is(err, c.want) || c.want != nil && !strings.Contains(err.Error(), c.says) {

@@ -38,7 +38,7 @@ func TestCopyOf(t *testing.T) {
 		{"another shape", sides + keep + "a = 'copy'\ncopy_of = 'x.1'", two.with("copy", 5), nil, "", `it drops "copy" ([5] of float32) as a copy of "x.1" ([4] of float32), but the two differ in shape or dtype`},
 		{"itself", sides + keep + "a = 'copy'\ncopy_of = 'copy'", two.with("copy", 5), nil, "", `it drops "copy" as a copy of "copy", which is dropped too (line 5): name a tensor that a rule uses`},
 		{"copies of each other", sides + keep + "a = 'p'\ncopy_of = 'q'\n[[drop]]\nreason = 'again'\na = 'q'\ncopy_of = 'p'", two.with("p", 5).with("q", 5), nil, "", `the rule in line 5: the recipe does not fit the checkpoint: it drops "p" as a copy of "q", which is dropped too (line 9)`},
-		{"an original that nothing uses", sides + keep + "a = 'p'\ncopy_of = 'q'", two.with("p", 5).with("q", 5), nil, "", `no rule uses "q"`},
+		{"an original that no rule uses", sides + keep + "a = 'p'\ncopy_of = 'q'", two.with("p", 5).with("q", 5), nil, "", `no rule uses "q"`},
 		{"a copy that a rule uses", sides + keep + "a = 'x.0'\ncopy_of = 'x.1'", two, nil, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestDropBesideAnyText(t *testing.T) {
 		{name: "a drop of the other side", rules: "[[drop]]\nb = 'o.*'\nreason = 'r'\n", from: "b", names: []string{"w", "o.x"}, made: "m.w", dropped: "o.x"},
 		{name: "a drop that is not for this side", rules: "[[drop]]\nb = 'm.o.*'\nreason = 'r'\n", from: "a", names: []string{"m.w", "m.o.x"}, made: "o.x w"},
 		{name: "a drop with captures", rules: "[[drop]]\nb = 'o.{i}'\nreason = 'r'\n", from: "b", names: []string{"w", "o.0", "o.1"}, made: "m.w", dropped: "o.0 o.1"},
-		{name: "a drop whose condition does not hold", rules: "[[drop]]\nwhen = 'false'\na = 'm.o.*'\nreason = 'r'\n", from: "a", names: []string{"m.w", "m.o.x"}, made: "o.x w"},
+		{name: "a drop with a false condition", rules: "[[drop]]\nwhen = 'false'\na = 'm.o.*'\nreason = 'r'\n", from: "a", names: []string{"m.w", "m.o.x"}, made: "o.x w"},
 		{name: "a copy of a name that {rest*} uses", rules: "[[drop]]\na = 'm.v'\ncopy_of = 'm.w'\nreason = 'r'\n", from: "a", names: []string{"m.w", "m.v"}, made: "w", dropped: "m.v"},
 		{name: "a fill, backwards", rules: "[[fill]]\nb = 'bias.{i} [2]'\nreason = 'r'\ndtype = 'int8'\n", from: "b", names: []string{"w", "bias.0"}, made: "m.w", dropped: "bias.0"},
 		{name: "a fill", rules: "[captures]\ni = 1\n[[fill]]\nb = 'bias.{i} [2]'\nreason = 'r'\ndtype = 'int8'\n", from: "a", names: []string{"m.w"}, made: "bias.0 w"},

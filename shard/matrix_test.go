@@ -19,7 +19,7 @@ func TestMatrixParts(t *testing.T) {
 	}{
 		{"axes count from the right", shard.Matrix{Device: []int{2, 3}, TensorMap: [][]int{{0}, {1}}}, []int64{3, 4},
 			[]string{"[0 0]+[1 2]@[0 0]", "[1 0]+[1 2]@[0 0]", "[2 0]+[1 2]@[0 0]", "[0 2]+[1 2]@[0 0]"}},
-		{"an axis that cuts nothing replicates", shard.Matrix{Device: []int{2, 2}, TensorMap: [][]int{{-1}, {0}}}, []int64{1, 4},
+		{"an axis that does not cut replicates", shard.Matrix{Device: []int{2, 2}, TensorMap: [][]int{{-1}, {0}}}, []int64{1, 4},
 			[]string{"[0 0]+[1 2]@[0 0]", "[0 2]+[1 2]@[0 0]", "[0 0]+[1 2]@[0 0]", "[0 2]+[1 2]@[0 0]"}},
 		{"the first of a tuple cuts outermost", shard.Matrix{Device: []int{2, 2}, TensorMap: [][]int{{0, -1, 1}}}, []int64{8},
 			[]string{"[0]+[2]@[0]", "[4]+[2]@[0]", "[2]+[2]@[0]", "[6]+[2]@[0]"}},

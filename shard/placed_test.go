@@ -49,7 +49,7 @@ func TestPlacedParts(t *testing.T) {
 				"[1 0]+[1 1]@[0 0] [1 2]+[1 1]@[0 1] [3 0]+[1 1]@[1 0] [3 2]+[1 1]@[1 1]",
 				"[1 1]+[1 1]@[0 0] [1 3]+[1 1]@[0 1] [3 1]+[1 1]@[1 0] [3 3]+[1 1]@[1 1]",
 			}},
-		{"pieces of nothing are one part", []int{2}, []shard.Placement{ss(0, 2)}, []int64{4, 0},
+		{"empty pieces are one part", []int{2}, []shard.Placement{ss(0, 2)}, []int64{4, 0},
 			[]string{"[0 0]+[2 0]@[0 0]", "[1 0]+[2 0]@[0 0]"}},
 		{"a split factor past the length", []int{2}, []shard.Placement{ss(0, math.MaxInt)}, []int64{3},
 			[]string{"[0]+[3]@[0]", "[3]+[0]@[0]"}},

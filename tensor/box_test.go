@@ -24,7 +24,7 @@ func TestIntersect(t *testing.T) {
 		{"inside", box([]int64{0}, []int64{9}), box([]int64{3}, []int64{2}), box([]int64{3}, []int64{2}), true},
 		{"neighbours do not meet", box([]int64{0}, []int64{4}), box([]int64{4}, []int64{4}), Box{}, false},
 		{"apart in one dimension", box([]int64{0, 0}, []int64{4, 2}), box([]int64{0, 2}, []int64{4, 2}), Box{}, false},
-		{"an empty box meets nothing", box([]int64{2}, []int64{0}), box([]int64{0}, []int64{4}), Box{}, false},
+		{"an empty box meets no box", box([]int64{2}, []int64{0}), box([]int64{0}, []int64{4}), Box{}, false},
 		{"scalars always meet", box(nil, nil), box(nil, nil), box([]int64{}, []int64{}), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -271,7 +271,7 @@ func TestCastValues(t *testing.T) {
 	}{
 		{"floats lose their fraction", f64(1.9, -1.9, 0.5), Int32, Int64, []int64{1, -1, 0}},
 		{"floats stop at the range", f64(300, -300, inf, -inf, nan), Int8, Int64, []int64{127, -128, 127, -128, 0}},
-		{"nothing is below zero unsigned", f64(-1, -0.5, 256, inf), Uint8, Int64, []int64{0, 0, 255, 255}},
+		{"unsigned numbers are not below zero", f64(-1, -0.5, 256, inf), Uint8, Int64, []int64{0, 0, 255, 255}},
 		{"floats stop at the range of int64", f64(math.Ldexp(1, 63), -math.Ldexp(1, 70)), Int64, Int64, []int64{math.MaxInt64, math.MinInt64}},
 		{"integers wrap", must.Value(Of([]int64{3}, []int64{300, -1, 1 << 40})), Uint8, Int64, []int64{44, 255, 0}},
 		{"all but zero is true", f64(0.1, nan, 0, math.Copysign(0, -1)), Bool, Int64, []int64{1, 1, 0, 0}},

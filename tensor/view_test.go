@@ -203,7 +203,7 @@ func TestViewsRefuse(t *testing.T) {
 		{"transpose of no dimension", func() (*Tensor, error) { return x.Transpose(0, 3) }},
 		{"transpose counted from the end", func() (*Tensor, error) { return x.Transpose(-1, 0) }},
 		{"expand to fewer dimensions", func() (*Tensor, error) { return x.Expand([]int64{3, 1}) }},
-		{"expand what is not one", func() (*Tensor, error) { return x.Expand([]int64{2, 6, 1}) }},
+		{"expand a size that is not one", func() (*Tensor, error) { return x.Expand([]int64{2, 6, 1}) }},
 		{"expand to a negative size", func() (*Tensor, error) { return x.Expand([]int64{2, 3, -1}) }},
 		{"expand beyond an int64", func() (*Tensor, error) { return x.Expand([]int64{1 << 60, 2, 3, 1}) }},
 		{"slice of no dimension", func() (*Tensor, error) { return x.Slice(3, 0, 1, 1) }},

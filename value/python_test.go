@@ -47,7 +47,7 @@ func TestPythonValuesRoundTrip(t *testing.T) {
 		"minus zeros":         {complex(math.Copysign(0, -1), math.Copysign(0, -1)), `{"$complex":[-0.0,-0.0]}`, nil},
 		"a tensor":            {square, `{"$tensor":{"dtype":"int16","shape":[2,2],"data":"AQACAAMABAA="}}`, nil},
 		"a turned tensor":     {turned, `{"$tensor":{"dtype":"int16","shape":[2,2],"data":"AQADAAIABAA="}}`, nil},
-		"a tensor of nothing": {tensorOf[bool](t, []int64{0, 7}), `{"$tensor":{"dtype":"bool","shape":[0,7],"data":""}}`, nil},
+		"an empty tensor":     {tensorOf[bool](t, []int64{0, 7}), `{"$tensor":{"dtype":"bool","shape":[0,7],"data":""}}`, nil},
 		"a scalar tensor":     {tensorOf(t, nil, 1.0), `{"$tensor":{"dtype":"float64","shape":[],"data":"AAAAAAAA8D8="}}`, nil},
 		"a name":              {&value.Object{Module: "torch", Name: "bfloat16"}, `{"$object":{"module":"torch","name":"bfloat16"}}`, nil},
 		"a bytearray": {
@@ -185,7 +185,7 @@ func TestDecodeLikePythonValues(t *testing.T) {
 		"dict to a map by smaller int": {dict(300, "a"), map[int8]string{}, dict(int64(300), "a")},
 		"dict to a map by text":        {dict("a", 1), words{}, words{"a": 1}},
 		"dict to a map by float":       {dict(1, 1, 2.5, 2), map[float64]int{}, map[float64]int{1: 1, 2.5: 2}},
-		"dict whose keys meet":         {dict(1, 1, 1.0, 2), map[float64]int{}, dict(int64(1), int64(1), 1.0, int64(2))},
+		"dict with equal keys":         {dict(1, 1, 1.0, 2), map[float64]int{}, dict(int64(1), int64(1), 1.0, int64(2))},
 		"dict by a tuple":              {dict(value.Tuple{}, 1), map[any]int{}, dict(value.Tuple{}, int64(1))},
 		"dict by None":                 {dict(nil, 1), map[string]int{}, dict(nil, int64(1))},
 		"dict to a map of others":      {dict(1, "a"), map[int]int{}, dict(int64(1), "a")},

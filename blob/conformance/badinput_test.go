@@ -69,7 +69,7 @@ var badInputs = []badInput{
 	{name: "missing bucket", bucket: "missing", save: "there is no such bucket", load: "there is no such bucket"},
 	{name: "read-only key", env: map[string]string{"AWS_ACCESS_KEY_ID": readerAccessKey, "AWS_SECRET_ACCESS_KEY": readerSecretKey}, save: "the key may not do this"},
 	{name: "wrong region", env: map[string]string{"AWS_REGION": "eu-west-9"}, save: "AWS_REGION", load: "AWS_REGION"},
-	{name: "nothing listens", endpoint: refused, save: "check the endpoint", load: "check the endpoint"},
+	{name: "no listener", endpoint: refused, save: "check the endpoint", load: "check the endpoint"},
 	{name: "TLS to a server without", endpoint: func(*testing.T) string { return "https" + strings.TrimPrefix(endpoint, "http") }, save: "begin it with http://", load: "begin it with http://"},
 	{name: "no TLS to a server with", endpoint: tlsServer("http"), save: "check the endpoint", load: "check the endpoint"},
 	{name: "unknown certificate", endpoint: tlsServer("https"), save: "certificate", load: "certificate"},

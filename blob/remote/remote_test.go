@@ -311,7 +311,7 @@ func TestReadGoesOn(t *testing.T) {
 		"several breaks":      {bytes: []int{30, 0, 20, 100}, versions: "1111", offsets: []int64{0, 30, 30, 50}},
 		"another object":      {bytes: []int{30, 100}, versions: "12", offsets: []int64{0, 30}, want: blob.ErrChanged},
 		"a wrong checksum":    {bytes: []int{100, 100}, versions: "11", damage: true, offsets: []int64{0, 0}},
-		"nothing but breaks":  {bytes: []int{1, 1, 1, 1}, versions: "1111", offsets: []int64{0, 1, 2, 3}, want: errReset},
+		"each answer breaks":  {bytes: []int{1, 1, 1, 1}, versions: "1111", offsets: []int64{0, 1, 2, 3}, want: errReset},
 		"breaks without ends": {bytes: []int{0, 0, 0, 0}, versions: "1111", offsets: []int64{0, 0, 0, 0}, want: errReset},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -455,7 +455,7 @@ func TestPartSize(t *testing.T) {
 		opts blob.CreateOptions
 		want int64
 	}{
-		"nothing is known":            {want: 8 << 20},
+		"no options":                  {want: 8 << 20},
 		"a small object":              {opts: blob.CreateOptions{Size: 100}, want: 8 << 20},
 		"a piece":                     {opts: blob.CreateOptions{Piece: 16 << 20}, want: 16 << 20},
 		"a piece below the least":     {opts: blob.CreateOptions{Piece: 1 << 20}, want: 5 << 20},

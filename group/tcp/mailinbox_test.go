@@ -87,17 +87,17 @@ func TestUnexpectedMessageFramesAreRefused(t *testing.T) {
 		before []delivery
 		bad    delivery
 	}{
-		"a message beyond the limit":       {nil, delivery{first(1<<30 + 1), 1}},
-		"a piece without a message":        {nil, delivery{frame{kind: framePiece, total: 5}, 1}},
-		"a piece of no bytes":              {nil, delivery{first(5), 0}},
-		"a message within another":         {[]delivery{{first(5), 1}}, delivery{first(5), 1}},
-		"a piece beyond its message":       {[]delivery{{first(5), 4}}, delivery{frame{kind: framePiece, total: 5}, 2}},
-		"a piece beyond the window":        {[]delivery{{first(4 << 20), 900 << 10}}, delivery{frame{kind: framePiece}, 200 << 10}},
-		"messages beyond the window":       {[]delivery{{first(900 << 10), 900 << 10}}, delivery{first(200 << 10), 200 << 10}},
-		"the end without a message":        {nil, delivery{frame{kind: frameDrop}, 0}},
-		"the end of one that is whole":     {[]delivery{{first(5), 5}}, delivery{frame{kind: frameDrop}, 0}},
-		"room for what was not sent":       {nil, delivery{frame{kind: frameGrant, n: 1}, 0}},
-		"what only a sender is to be sent": {[]delivery{{first(5), 5}}, delivery{frame{kind: frameGrant, n: 5}, 0}},
+		"a message beyond the limit":           {nil, delivery{first(1<<30 + 1), 1}},
+		"a piece without a message":            {nil, delivery{frame{kind: framePiece, total: 5}, 1}},
+		"a piece of no bytes":                  {nil, delivery{first(5), 0}},
+		"a message within another":             {[]delivery{{first(5), 1}}, delivery{first(5), 1}},
+		"a piece beyond its message":           {[]delivery{{first(5), 4}}, delivery{frame{kind: framePiece, total: 5}, 2}},
+		"a piece beyond the window":            {[]delivery{{first(4 << 20), 900 << 10}}, delivery{frame{kind: framePiece}, 200 << 10}},
+		"messages beyond the window":           {[]delivery{{first(900 << 10), 900 << 10}}, delivery{first(200 << 10), 200 << 10}},
+		"the end without a message":            {nil, delivery{frame{kind: frameDrop}, 0}},
+		"the end of one that is whole":         {[]delivery{{first(5), 5}}, delivery{frame{kind: frameDrop}, 0}},
+		"room for bytes that were not sent":    {nil, delivery{frame{kind: frameGrant, n: 1}, 0}},
+		"a grant to a rank that does not send": {[]delivery{{first(5), 5}}, delivery{frame{kind: frameGrant, n: 5}, 0}},
 	} {
 		w := newMailConn(lonely(), 1, false)
 		send := func(d delivery) error {

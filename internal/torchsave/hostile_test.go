@@ -64,7 +64,7 @@ var tricks = map[string]struct {
 	"encrypted":                            {func(f forged) { f.central(zero)[8] |= 1 }, errEncrypted},
 	"strongly encrypted":                   {func(f forged) { f.central(zero)[8] |= 1 << 6 }, errEncrypted},
 	"masked":                               {func(f forged) { f.central(zero)[9] |= 1 << 5 }, errEncrypted},
-	"flags that mean nothing":              {func(f forged) { f.central(zero)[8] |= 1 << 4 }, ErrMalformed},
+	"undefined flags":                      {func(f forged) { f.central(zero)[8] |= 1 << 4 }, ErrMalformed},
 	"encrypted by its header":              {func(f forged) { f.local(zero)[6] |= 1 }, errContradiction},
 	"two sizes":                            {func(f forged) { f.sizes(zero, 8, 9) }, errContradiction},
 	"a size too small":                     {func(f forged) { f.sizes(zero, 4, 4) }, errContradiction},
@@ -177,7 +177,7 @@ func TestOpenRefusesForeignArchives(t *testing.T) {
 		"a long version":            {archiveOf(t, "data.pkl", emptyDict, "version", strings.Repeat("1", 100)), errLimit},
 		"another format":            {archiveOf(t, "data.pkl", emptyDict, "version", "3\n", ".format_version", "2"), ErrVersion},
 		"no pickle":                 {archiveOf(t, "version", "3\n"), ErrMalformed},
-		"a pickle of nothing":       {archiveOf(t, "data.pkl", "", "version", "3\n"), ErrMalformed},
+		"an empty pickle":           {archiveOf(t, "data.pkl", "", "version", "3\n"), ErrMalformed},
 		"two pickles":               {archiveOf(t, "data.pkl", emptyDict+emptyDict, "version", "3\n"), ErrMalformed},
 	} {
 		if _, err := Open(t.Context(), reader(c.b), int64(len(c.b))); !errors.Is(err, c.want) || !errors.Is(err, ErrMalformed) {

@@ -107,14 +107,14 @@ func TestOpenRefusesTensorsOutsideTheirStorage(t *testing.T) {
 
 func TestOpenAcceptsTensorsInsideTheirStorage(t *testing.T) {
 	for name, root := range map[string]any{
-		"all of it":          view2(int64(0), ints(6), ints(1)),
-		"nothing at the end": view2(int64(6), ints(0), ints(1)),
-		"one at the end":     view2(int64(5), ints(), ints()),
-		"one by any stride":  view2(int64(5), ints(1), ints(math.MaxInt64)),
-		"none by any stride": view2(int64(0), ints(0, 5), ints(math.MaxInt64, math.MaxInt64)),
-		"one many times":     view2(int64(5), ints(1000), ints(0)),
-		"a size":             view2(int64(0), &value.Object{Module: "torch", Name: "Size", Call: true, Args: value.Tuple{ints(2, 3)}}, ints(3, 1)),
-		"the first version":  call("_rebuild_tensor", id("storage", floats, "0", "cpu", int64(6)), int64(0), ints(6), ints(1)),
+		"all of it":                view2(int64(0), ints(6), ints(1)),
+		"an empty view at the end": view2(int64(6), ints(0), ints(1)),
+		"one at the end":           view2(int64(5), ints(), ints()),
+		"one by any stride":        view2(int64(5), ints(1), ints(math.MaxInt64)),
+		"none by any stride":       view2(int64(0), ints(0, 5), ints(math.MaxInt64, math.MaxInt64)),
+		"one many times":           view2(int64(5), ints(1000), ints(0)),
+		"a size":                   view2(int64(0), &value.Object{Module: "torch", Name: "Size", Call: true, Args: value.Tuple{ints(2, 3)}}, ints(3, 1)),
+		"the first version":        call("_rebuild_tensor", id("storage", floats, "0", "cpu", int64(6)), int64(0), ints(6), ints(1)),
 		"of a GPU": call("_rebuild_tensor_v2", id("storage", thing("torch.cuda", "FloatStorage"), "0", "cuda:0", int64(6)), int64(0), ints(6), ints(1), false,
 			hooks()),
 	} {
@@ -150,8 +150,8 @@ func TestUnsupportedTensorCallsStayObjects(t *testing.T) {
 		"a storage without type": call("_rebuild_tensor_v2", id("storage", raw, "0", "cpu", int64(24)), int64(0), ints(6), ints(1), false, hooks()),
 		"a type that we lack": call("_rebuild_tensor_v3", id("storage", raw, "0", "cpu", int64(24)), int64(0), ints(6), ints(1), false, hooks(),
 			thing("torch", "bits1x8")),
-		"a parameter of nothing": call("_rebuild_parameter", nil, true, hooks()),
-		"an unknown function":    call("_rebuild_wrapper_subclass", inner),
+		"a parameter without a tensor": call("_rebuild_parameter", nil, true, hooks()),
+		"an unknown function":          call("_rebuild_wrapper_subclass", inner),
 	} {
 		b := withStorage(t, root)
 		f, err := Open(t.Context(), reader(b), int64(len(b)))

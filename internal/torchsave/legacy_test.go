@@ -75,7 +75,7 @@ func TestOpenRefusesForgedStreams(t *testing.T) {
 		"no keys":                         {func(p *parts) { p.keys = nil }, ErrMalformed},
 		"a key too few":                   {func(p *parts) { p.keys, p.storages = []any{}, "" }, errStorage},
 		"a key twice":                     {func(p *parts) { p.keys = []any{"k", "k"} }, errStorage},
-		"a key of nothing":                {func(p *parts) { p.keys = []any{"k", "x"} }, errStorage},
+		"a key without a storage":         {func(p *parts) { p.keys = []any{"k", "x"} }, errStorage},
 		"a key that is a number":          {func(p *parts) { p.keys = []any{int64(1)} }, errStorage},
 		"more elements than the id says":  {func(p *parts) { p.storages = count(7) + p.storages[8:] + "...." }, errStorage},
 		"fewer elements than the id says": {func(p *parts) { p.storages = count(5) + p.storages[8:] }, errStorage},

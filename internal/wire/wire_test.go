@@ -76,13 +76,13 @@ func TestMalformedInputIsRefused(t *testing.T) {
 		want string
 	}{
 		"varint cut short":           {[]byte{0x80}, func(r *Reader) { r.Uvarint() }, "ends inside"},
-		"varint of nothing":          {nil, func(r *Reader) { r.Varint() }, "ends inside"},
+		"varint without bytes":       {nil, func(r *Reader) { r.Varint() }, "ends inside"},
 		"varint above 64 bits":       {long, func(r *Reader) { r.Uvarint() }, "more than 64 bits"},
 		"varint with needless bytes": {[]byte{0x81, 0x00}, func(r *Reader) { r.Uvarint() }, "needless"},
 		"size above int64":           {append(bytes.Repeat([]byte{0xff}, 9), 1), func(r *Reader) { r.Size() }, "does not fit"},
 		"u32 cut short":              {[]byte{1, 2, 3}, func(r *Reader) { r.U32() }, "4 bytes wanted, 3 left"},
 		"u64 cut short":              {[]byte{1, 2, 3}, func(r *Reader) { r.U64() }, "8 bytes wanted, 3 left"},
-		"byte of nothing":            {nil, func(r *Reader) { r.Byte() }, "1 bytes wanted"},
+		"byte without bytes":         {nil, func(r *Reader) { r.Byte() }, "1 bytes wanted"},
 		"boolean of 2":               {[]byte{2}, func(r *Reader) { r.Bool() }, "a boolean of 2"},
 		"bytes beyond the end":       {[]byte{3, 1, 2}, func(r *Reader) { r.Bytes() }, "at most 2"},
 		"string beyond the end":      {[]byte{200, 1, 'x'}, func(r *Reader) { _ = r.String() }, "a count of 200"},

@@ -112,7 +112,7 @@ var collectives = []struct {
 				return must.Value(tensor.Chunk(reduced(in, op), dim, n, rank)).Clone()
 			}
 	}},
-	{"gather what was scattered", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
+	{"gather after scatter", func(t *rapid.T, n int) ([][]int64, rankFunc, wantFunc) {
 		s, dim, _ := drawCut(t, n)
 		return same(n, s), func(g *Graph, comm platform.TensorComm, x *Var) *Var {
 				return g.AllGatherConcat(comm, g.ReduceScatter(comm, x, dim, collective.Sum), dim, s[dim])

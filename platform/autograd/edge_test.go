@@ -73,7 +73,7 @@ var ofOne = map[string]func(g *Graph, x *Var) *Var{
 	"checkpoint": func(g *Graph, x *Var) *Var {
 		return g.Checkpoint(func(g *Graph, in ...*Var) *Var { return g.GELU(in[0]) }, nil, x)
 	},
-	"checkpoint of nothing": func(g *Graph, x *Var) *Var {
+	"checkpoint without a result": func(g *Graph, x *Var) *Var {
 		return g.Checkpoint(func(*Graph, ...*Var) *Var { return nil }, nil, x)
 	},
 	"checkpoint in a checkpoint": func(g *Graph, x *Var) *Var {

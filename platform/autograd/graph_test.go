@@ -272,14 +272,14 @@ func TestOperandsMayBeEmpty(t *testing.T) {
 	var none []int64
 	empty := func(shape ...int64) *Var { return leaf(t, shape) }
 	for name, f := range map[string]func(g *Graph, x *Var) *Var{
-		"product over nothing":     func(g *Graph, x *Var) *Var { return g.MatMul(x, empty(0, 4)) },
-		"linear over nothing":      func(g *Graph, x *Var) *Var { return g.Linear(x, empty(4, 0), nil) },
-		"linear to nothing":        func(g *Graph, x *Var) *Var { return g.Linear(empty(3, 2), g.Reshape(x, 0, 2), nil) },
-		"layer norm":               func(g *Graph, x *Var) *Var { return g.LayerNorm(x, empty(0), empty(0)) },
-		"softmax":                  func(g *Graph, x *Var) *Var { return g.Softmax(x) },
-		"attention of no time":     func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 0, 4); return g.CausalAttention(x, x, x, 2) },
-		"attention of no width":    func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 3, 0); return g.CausalAttention(x, x, x, 2) },
-		"attention of no sequence": func(g *Graph, x *Var) *Var { x = g.Reshape(x, 0, 3, 4); return g.CausalAttention(x, x, x, 2) },
+		"product over an empty dimension": func(g *Graph, x *Var) *Var { return g.MatMul(x, empty(0, 4)) },
+		"linear over an empty dimension":  func(g *Graph, x *Var) *Var { return g.Linear(x, empty(4, 0), nil) },
+		"linear to an empty dimension":    func(g *Graph, x *Var) *Var { return g.Linear(empty(3, 2), g.Reshape(x, 0, 2), nil) },
+		"layer norm":                      func(g *Graph, x *Var) *Var { return g.LayerNorm(x, empty(0), empty(0)) },
+		"softmax":                         func(g *Graph, x *Var) *Var { return g.Softmax(x) },
+		"attention of no time":            func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 0, 4); return g.CausalAttention(x, x, x, 2) },
+		"attention of no width":           func(g *Graph, x *Var) *Var { x = g.Reshape(x, 2, 3, 0); return g.CausalAttention(x, x, x, 2) },
+		"attention of no sequence":        func(g *Graph, x *Var) *Var { x = g.Reshape(x, 0, 3, 4); return g.CausalAttention(x, x, x, 2) },
 		"embedding": func(g *Graph, x *Var) *Var {
 			ids, err := tensor.Of([]int64{0}, none)
 			must.Do(t, err)

@@ -115,7 +115,7 @@ func TestSecondRunMustEqualTheFirst(t *testing.T) {
 		}, nil, "returns other values"},
 		"random numbers of its own": {func(g *Graph, x *Var) *Var { return noise(g, x, private.Float32) }, nil, "operator 1, noise(float32[2 2]), returns other values"},
 		// The result of the last operator is kept, and with it the result of the function.
-		"random numbers of its own before what is kept": {func(g *Graph, x *Var) *Var {
+		"random numbers of its own before the kept results": {func(g *Graph, x *Var) *Var {
 			return g.Linear(noise(g, x, private.Float32), w, nil)
 		}, SaveOps("linear"), "operator 1, noise(float32[2 2]), returns other values"},
 		// The result is 0 in both runs, and the gradient is not.
@@ -213,7 +213,7 @@ func TestPolicyIsAskedOnceForEachOperator(t *testing.T) {
 	for name, p := range map[string]Policy{
 		"counts":                  func(string, int) bool { calls++; return calls%2 == 0 },
 		"looks at the occurrence": func(op string, n int) bool { return op == "mul" && n == 1 },
-		"keeps nothing": func(op string, n int) bool {
+		"keeps no results": func(op string, n int) bool {
 			asked = append(asked, op+" "+string(rune('0'+n)))
 			return false
 		},

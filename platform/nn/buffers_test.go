@@ -120,7 +120,7 @@ func TestLoadStateComparesNames(t *testing.T) {
 		"a buffer that is not kept": {with("norm.mask"), []error{ErrName}},
 		"no buffer":                 {without("norm.mean"), []error{fs.ErrNotExist}},
 		"no parameter":              {without("norm.weight"), []error{fs.ErrNotExist}},
-		"nothing that fits":         {cairn.State{"x": 1}, []error{fs.ErrNotExist, ErrName}},
+		"no name that fits":         {cairn.State{"x": 1}, []error{fs.ErrNotExist, ErrName}},
 	} {
 		clear(floats(t, m.Param("norm.weight").Local()))
 		err := m.LoadState(c.state)

@@ -90,7 +90,7 @@ func TestOpenFindsTheCheckpoint(t *testing.T) {
 		"the first of one, twice": {
 			folder: map[string][]string{"model-00001-of-00001.safetensors": {"a"}, "adapter-00001-of-00001.safetensors": {"b"}}, err: ErrAmbiguous,
 		},
-		"shards whose index is lost": {
+		"shards with a lost index": {
 			folder: map[string][]string{"model-00001-of-00002.safetensors": {"a"}}, err: storage.ErrIncomplete,
 		},
 		"nothing":        {err: storage.ErrNotFound},

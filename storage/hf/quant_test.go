@@ -136,7 +136,7 @@ func TestDequantizeRefusesOtherKinds(t *testing.T) {
 		"a kind of the inner model":        {`{"text_config":{"quantization_config":{"quant_method":"awq"}}}`, []made{{"w", f8}}},
 		"a configuration that is not JSON": {`[`, []made{{"w", f8}}},
 		"blocks of three dimensions":       {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[1,2,3]}}`, []made{{"w", f8}}},
-		"blocks of nothing":                {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
+		"blocks of size zero":              {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[0,128]}}`, []made{{"w", f8}}},
 		"another kind of scale":            {``, []made{{"w", f8}, {"w_scale", filledOnes(t, nil)}}},
 		"too few scales":                   {``, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 1})}}},
 		"scales for other blocks":          {`{"quantization_config":{"quant_method":"fp8","weight_block_size":[64,64]}}`, []made{{"w", f8}, {"w_scale_inv", filledOnes(t, []int64{2, 2})}}},

@@ -28,7 +28,7 @@ func TestRepair(t *testing.T) {
 		"by force":        {damage: func(*testing.T, *mem.Store) {}, o: RepairOptions{Force: true}, rebuilt: true},
 		"a lost index":    {damage: func(t *testing.T, s *mem.Store) { storagetest.Remove(t, s, modelIndex) }, rebuilt: true},
 		"a damaged index": {damage: func(t *testing.T, s *mem.Store) { putBytes(t, s, modelIndex, "{") }, rebuilt: true},
-		"an index of nothing": {damage: func(t *testing.T, s *mem.Store) {
+		"an index of another name": {damage: func(t *testing.T, s *mem.Store) {
 			putBytes(t, s, modelIndex, indexTo("z", "model-x-00001-of-00002.safetensors"))
 		}, rebuilt: true},
 		"a lost file": {damage: func(t *testing.T, s *mem.Store) {

@@ -237,11 +237,11 @@ func TestCommitOfTheDistributedForm(t *testing.T) {
 		commit func(s *mem.Store)
 		want   error
 	}{
-		"as it was saved":   {letters(t, 3), func(*mem.Store) {}, nil},
-		"without a tensor":  {plan.State{}, func(*mem.Store) {}, nil},
-		"no commit":         {letters(t, 3), func(s *mem.Store) { storagetest.Remove(t, s, commitName) }, storage.ErrIncomplete},
-		"of another save":   {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"y"}`) }, storage.ErrIncomplete},
-		"not what it seems": {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, "{") }, storage.ErrCorrupt},
+		"as it was saved":             {letters(t, 3), func(*mem.Store) {}, nil},
+		"without a tensor":            {plan.State{}, func(*mem.Store) {}, nil},
+		"no commit":                   {letters(t, 3), func(s *mem.Store) { storagetest.Remove(t, s, commitName) }, storage.ErrIncomplete},
+		"of another save":             {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, `{"save_id":"y"}`) }, storage.ErrIncomplete},
+		"a manifest that is not JSON": {letters(t, 3), func(s *mem.Store) { putBytes(t, s, commitName, "{") }, storage.ErrCorrupt},
 		"a list without its files": {letters(t, 3), func(s *mem.Store) {
 			putBytes(t, s, commitName, `{"save_id":"x","files":{"y.safetensors":1}}`)
 		}, storage.ErrCorrupt},
@@ -270,7 +270,7 @@ func TestLostFileOfTheDistributedForm(t *testing.T) {
 		files   []string // with problems
 		notes   int
 	}{
-		"nothing is lost":     {damage: func(*mem.Store) {}},
+		"no file is lost":     {damage: func(*mem.Store) {}},
 		"the last rows":       {damage: func(s *mem.Store) { storagetest.Remove(t, s, last) }, missing: []string{"a"}, files: []string{last}},
 		"rows between others": {damage: func(s *mem.Store) { storagetest.Remove(t, s, second) }, missing: []string{"a"}, files: []string{second}},
 		"two files, one of them damaged": {damage: func(s *mem.Store) {

@@ -68,7 +68,7 @@ func TestInvalidLayoutsAreRefused(t *testing.T) {
 		"too few axes":      param(`"full_shape":[4,4],"device_matrix":[2],"tensor_map":[0]`),
 		"an unknown axis":   param(`"full_shape":[4],"device_matrix":[2],"tensor_map":[1]`),
 		"an axis twice":     param(`"full_shape":[4,4],"device_matrix":[2],"tensor_map":[0,0]`),
-		"a mesh of nothing": param(`"full_shape":[4],"device_matrix":[0],"tensor_map":[0]`),
+		"an empty mesh":     param(`"full_shape":[4],"device_matrix":[0],"tensor_map":[0]`),
 		"an endless mesh":   param(`"full_shape":[4],"device_matrix":[4294967296,4294967296],"tensor_map":[0]`),
 		"too few ranks":     param(`"full_shape":[4],"device_matrix":[4],"rank_list":[0,1],"tensor_map":[0]`),
 		"an axis in words":  param(`"full_shape":[4],"device_matrix":[2],"tensor_map":["dp"]`),

@@ -30,7 +30,7 @@ func TestBoundsOfAChain(t *testing.T) {
 		"all has nearly twice the bytes": {&chain{2, needs(2, 600)}, 400, true},
 		"all has more than twice":        {&chain{2, needs(2, 600)}, 401, false},
 		"it needs the one that is saved": {&chain{1, []needed{{"own", 10}}}, 10, false},
-		"it does not say what it needs":  {nil, 10, false},
+		"it does not list its needs":     {nil, 10, false},
 	} {
 		r := &record{
 			Files: []storage.File{{Name: "index"}, {Name: "x.delta", Size: c.own}},

@@ -96,7 +96,7 @@ var hostile = map[string]struct {
 		put(w, 0, 2, 0, 1, 8, 1, 0, 1<<40, 0, 1, 0, 1)
 		w.U32(1)
 	}), "a count of"},
-	"a run of nothing": {oneEntry(1, func(w *wire.Writer) {
+	"an empty run": {oneEntry(1, func(w *wire.Writer) {
 		put(w, 0, 2, 0, 1, 8, 1, 0, 0, 0, 1, 0, 1)
 		w.U32(1)
 	}), "run of no values"},
@@ -129,7 +129,7 @@ var hostile = map[string]struct {
 		w.U32(1)
 		w.U32(1)
 	}), "no checksums for"},
-	"a checksum of nothing that is not zero": {oneEntry(1, func(w *wire.Writer) {
+	"a checksum of no bytes that is not zero": {oneEntry(1, func(w *wire.Writer) {
 		put(w, 0, 17, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1)
 		w.U32(1)
 	}), "empty chunk"},

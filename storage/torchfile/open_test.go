@@ -40,8 +40,8 @@ func TestOpenFindsTheFile(t *testing.T) {
 		"the only one beside none":  {[]string{"training_args.bin"}, "", nil},
 		"not one of several others": {[]string{"optimizer.pt", "scheduler.pt"}, "", storage.ErrNotFound},
 		"not of several others":     {[]string{"a", "b"}, "", storage.ErrNotFound},
-		"nothing of nothing":        {nil, "", storage.ErrNotFound},
-		"no index of nothing":       {nil, "x.bin.index.json", storage.ErrNotFound},
+		"no file and no name":       {nil, "", storage.ErrNotFound},
+		"no index file":             {nil, "x.bin.index.json", storage.ErrNotFound},
 	} {
 		s := new(mem.Store)
 		for _, f := range c.files {

@@ -37,7 +37,7 @@ func TestTree(t *testing.T) {
 		"integers before text":              {[]meta.Path{{a}, {meta.IntKey(7)}, {meta.Key("")}}, pairs(int64(7), 1, "", 2, "a", 0)},
 		"an integer and its text":           {[]meta.Path{{a, meta.Key("1"), a}, {a, meta.IntKey(1), a}}, dict{"a": pairs(int64(1), dict{"a": 1}, "1", dict{"a": 0})}},
 		"more than 64 bits":                 {[]meta.Path{{{Key: huge.String(), Int: true}}}, pairs(huge, 0)},
-		"what lists and keys do not use":    {[]meta.Path{{a, {List: true, Key: "x"}}, {{Key: "b", Pos: 3}}, {{Key: "b", Pos: 4}}}, nil},
+		"unused fields of lists and keys":   {[]meta.Path{{a, {List: true, Key: "x"}}, {{Key: "b", Pos: 3}}, {{Key: "b", Pos: 4}}}, nil},
 		"a value below a value":             {[]meta.Path{{a}, {a, a}}, nil},
 		"a value above values":              {[]meta.Path{{a, a}, {a}}, nil},
 		"a list that is a dict":             {[]meta.Path{{a, a}, {a, meta.Pos(0)}}, nil},
