@@ -14,9 +14,9 @@ import (
 )
 
 // The names of locks. Each save under way holds a lock named savePrefix, the name of its
-// format or pending, a dash, and the id of the save. Each reader holds a lock named
-// readPrefix and random letters. A removal holds removeLock. storeLock is held while the
-// record is replaced or files are removed.
+// format or pending, a dash, and the id of the save. Each reader holds a lock with a
+// random name after readPrefix. A removal holds removeLock. storeLock is held while the record
+// is replaced or files are removed.
 const (
 	savePrefix = "save-"
 	pending    = "pending"
