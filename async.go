@@ -216,7 +216,7 @@ type Pending struct {
 	store    blob.Store
 	since    func() *blob.Traffic
 	snapshot *stage.Snapshot
-	request  *saver.SaveMessage          // nil: the save runs in this process
+	request  *saver.SaveMessage      // nil: the save runs in this process
 	process  *saver.Process          // carries out the request
 	cancel   context.CancelCauseFunc // ends a save in this process
 	staged   chan struct{}
