@@ -1,7 +1,6 @@
 package cairn
 
 import (
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -131,18 +130,7 @@ func placeAt(address string) string {
 	if err != nil || !local {
 		return strings.TrimRight(address, "/")
 	}
-	if path, err = filepath.Abs(path); err != nil {
-		return address
-	}
-	for dir := path; ; dir = filepath.Dir(dir) { // the folder may not exist yet
-		real, err := filepath.EvalSymlinks(dir)
-		if err == nil {
-			return filepath.Join(real, path[len(dir):])
-		}
-		if dir == filepath.Dir(dir) {
-			return path
-		}
-	}
+	return file.RealPath(path)
 }
 
 // noteBegun notes a save that waits for the one before it.

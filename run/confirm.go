@@ -131,20 +131,10 @@ func (p *Place) absolute() string {
 	return p.address
 }
 
-// real is absolute without links. The end of the path need not exist.
+// real is absolute without links.
 func (p *Place) real() string {
-	path := p.absolute()
 	if !p.local {
-		return path
+		return p.address
 	}
-	for dir, rest := path, ""; ; {
-		if real, err := filepath.EvalSymlinks(dir); err == nil {
-			return filepath.Join(real, rest)
-		}
-		above := filepath.Dir(dir)
-		if above == dir {
-			return path
-		}
-		dir, rest = above, filepath.Join(filepath.Base(dir), rest)
-	}
+	return file.RealPath(p.address)
 }

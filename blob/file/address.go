@@ -41,6 +41,24 @@ func LocalPath(address string) (path string, local bool, err error) {
 	return filepath.FromSlash(u.Path), true, nil
 }
 
+// RealPath returns the absolute path without links. The end of the path need not exist. If the
+// current folder is unknown, it returns path.
+func RealPath(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	for dir := abs; ; dir = filepath.Dir(dir) {
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			return filepath.Join(real, abs[len(dir):])
+		}
+		if dir == filepath.Dir(dir) {
+			return abs
+		}
+	}
+}
+
 // Folders implements [blob.FolderLister]. It returns links to folders too. Names need not
 // be valid names of objects.
 func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
