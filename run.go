@@ -50,6 +50,9 @@ type RunOptions struct {
 	// Keep is the policy of the run, and KeepRemote of the remote run. The zero Policy keeps
 	// all checkpoints.
 	Keep, KeepRemote Policy
+	// Save says when a save is due, for the method Due: by the rules run.EverySteps and run.Every. The
+	// zero Policy: there is no Due.
+	Save Policy
 	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
 	// folder or Remember is set, a save in the native format refers to the one before it, instead of
 	// writing what has not changed, as long as that pays; see SaveOptions.Base.
@@ -82,6 +85,7 @@ type Run struct {
 	line    run.Line
 	chain   run.Chain
 	kept    *delta.Cache // nil: nothing is remembered in this process
+	due     *run.Due     // nil: there is no RunOptions.Save
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
@@ -111,6 +115,11 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		err = errors.Join(err, pathErr)
 	} else if local {
 		r.address = path
+	}
+	if !o.Save.KeepsAll() {
+		var dueErr error
+		r.due, dueErr = run.NewDue(o.Save)
+		err = errors.Join(err, dueErr)
 	}
 	if err != nil {
 		return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
@@ -370,36 +379,96 @@ func (r *Run) goOn(folder, saveID string) {
 	r.loaded = &run.Loaded{Folder: folder, SaveID: saveID}
 }
 
-// LoadStep is Load of the newest checkpoint of a step, on the current line if that has one.
-// The training goes on from there: checkpoints of later steps are on a line that is left when the
-// next save is complete.
+// LoadStep is Load of the checkpoint that Step returns. The training goes on from there: checkpoints of
+// later steps are on a line that is left when the next save is complete.
 func (r *Run) LoadStep(ctx context.Context, state State, step int64, opts *LoadOptions) (*LoadReport, error) {
+	return r.loadChosen(ctx, "step", state, opts, func(ctx context.Context) (*RunCheckpoint, error) { return r.step(ctx, step) })
+}
+
+// LoadBest is Load of the checkpoint that Best returns. The training goes on from there, as after
+// LoadStep.
+func (r *Run) LoadBest(ctx context.Context, state State, by string, opts *LoadOptions) (*LoadReport, error) {
+	return r.loadChosen(ctx, "best", state, opts, func(ctx context.Context) (*RunCheckpoint, error) { return r.best(ctx, by) })
+}
+
+// loadChosen loads the checkpoint that rank 0 chooses.
+func (r *Run) loadChosen(ctx context.Context, what string, state State, opts *LoadOptions, choose func(context.Context) (*RunCheckpoint, error)) (*LoadReport, error) {
 	var o LoadOptions
 	if opts != nil {
 		o = *opts
 	}
 	o.Group = r.group
-	path, err := group.Broadcast(ctx, r.group, "step", 0, group.JSON[string](), func(ctx context.Context) (string, error) {
-		opened, _, err := r.open(ctx)
+	path, err := group.Broadcast(ctx, r.group, what, 0, group.JSON[string](), func(ctx context.Context) (string, error) {
+		c, err := choose(ctx)
 		if err != nil {
 			return "", err
 		}
-		c, err := opened.Find(ctx, strconv.FormatInt(step, 10))
-		if err != nil {
-			return "", err
-		}
-		switch {
-		case c.Local.IsComplete():
-			return c.Local.Path, nil
-		case c.Remote.IsComplete():
-			return c.Remote.Path, nil
-		}
-		return "", fmt.Errorf("%w: %s", ErrIncomplete, c.Name)
+		return c.Path(), nil
 	})
 	if err != nil {
 		return nil, r.wrap("load", err)
 	}
 	return r.loadFrom(ctx, path, state, &o)
+}
+
+// Step returns the newest complete checkpoint of a step, on the current line if that has one. Any
+// process may call it. The error wraps ErrNotFound if the run has no checkpoint of the step, and
+// ErrIncomplete if it has no complete one.
+func (r *Run) Step(ctx context.Context, step int64) (*RunCheckpoint, error) {
+	c, err := r.step(ctx, step)
+	return c, r.wrap("find", err)
+}
+
+func (r *Run) step(ctx context.Context, step int64) (*RunCheckpoint, error) {
+	opened, _, err := r.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := opened.Find(ctx, strconv.FormatInt(step, 10))
+	if err == nil && !c.Complete() {
+		return nil, fmt.Errorf("%w: %s", ErrIncomplete, c.Name)
+	}
+	return c, err
+}
+
+// Best returns the best complete checkpoint by a metric: "loss" is the one with the lowest value,
+// "highest accuracy" the one with the highest. Any process may call it; see run.BestOf. The error wraps
+// ErrNotFound if no checkpoint has the metric. If the tags and metrics of a complete checkpoint cannot
+// be read, the best one is not known, and the error names that checkpoint.
+func (r *Run) Best(ctx context.Context, by string) (*RunCheckpoint, error) {
+	c, err := r.best(ctx, by)
+	return c, r.wrap("find", err)
+}
+
+func (r *Run) best(ctx context.Context, by string) (*RunCheckpoint, error) {
+	rule, err := run.BestBy(by)
+	if err != nil {
+		return nil, err
+	}
+	opened, _, err := r.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := opened.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return run.BestOf(all, rule)
+}
+
+// PathOf returns the address of the first save of a step, whether there is a checkpoint or not. A save
+// that must not replace a checkpoint there goes to another folder; SaveReport.Folder says which.
+func (r *Run) PathOf(step int64) string { return blob.JoinAddress(r.address, run.FolderName(step)) }
+
+// Due reports whether RunOptions.Save asks for a save in a step, the same on all ranks. All ranks call
+// it in each step, and save if it returns true; see run.Due.At. The error wraps ErrOptions if there is
+// no such policy.
+func (r *Run) Due(ctx context.Context, step int64) (bool, error) {
+	if r.due == nil {
+		return false, r.wrap("due", fmt.Errorf("%w: Due needs RunOptions.Save", ErrOptions))
+	}
+	due, err := r.due.At(ctx, r.group, step)
+	return due, r.wrap("due", err)
 }
 
 // Rewind makes the run go on from an older checkpoint. name is its folder or its step.

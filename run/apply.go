@@ -269,23 +269,6 @@ func firsts(all []Checkpoint, period func(*Checkpoint) (n int64, ok, known bool)
 	return out
 }
 
-func (r Best) keeps(all []Checkpoint, _ time.Time) []int {
-	var out []int
-	for i := range all {
-		if v, ok := all[i].Metrics[r.By]; ok && !math.IsNaN(v) {
-			out = append(out, i)
-		}
-	}
-	slices.SortFunc(out, func(i, j int) int {
-		byValue := cmp.Compare(all[i].Metrics[r.By], all[j].Metrics[r.By])
-		if r.Highest {
-			byValue = -byValue
-		}
-		return cmp.Or(-leftFirst(&all[i], &all[j]), byValue, j-i)
-	})
-	return out[:min(r.N, len(out))]
-}
-
 func (r Tagged) keeps(all []Checkpoint, _ time.Time) []int {
 	var out []int
 	for i := range all {

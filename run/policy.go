@@ -109,15 +109,17 @@ func (r Every) String() string {
 }
 
 // String returns "best N by METRIC" or "best N by highest METRIC".
-func (r Best) String() string {
-	how := ""
+func (r Best) String() string { return fmt.Sprintf("best %d by %s", r.N, r.by()) }
+
+// by returns the metric, and its order unless the lowest value is the best.
+func (r Best) by() string {
 	switch {
 	case r.Highest:
-		how = "highest "
+		return "highest " + r.By
 	case isOrder(r.By):
-		how = "lowest " // otherwise it would be the order
+		return "lowest " + r.By // otherwise it would be the order
 	}
-	return fmt.Sprintf("best %d by %s%s", r.N, how, r.By)
+	return r.By
 }
 
 // String returns "tagged" or "tagged TAG".
@@ -422,16 +424,21 @@ func parseBest(words []string) (Rule, error) {
 		return nil, fmt.Errorf(`%q: want "by" and a metric`, rest[0])
 	}
 	r := Best{N: int(n)}
-	rest = rest[1:]
-	if len(rest) > 0 && isOrder(rest[0]) {
-		r.Highest = strings.EqualFold(rest[0], "highest")
-		rest = rest[1:]
+	err = r.parseBy(rest[1:])
+	return r, err
+}
+
+// parseBy parses "loss" and "highest accuracy".
+func (r *Best) parseBy(words []string) error {
+	if len(words) > 0 && isOrder(words[0]) {
+		r.Highest = strings.EqualFold(words[0], "highest")
+		words = words[1:]
 	}
-	if len(rest) == 0 {
-		return nil, errors.New("the metric is missing")
+	if len(words) == 0 {
+		return errors.New("the metric is missing")
 	}
-	r.By = rest[0]
-	return r, nothingAfter(rest[1:])
+	r.By = words[0]
+	return nothingAfter(words[1:])
 }
 
 func parseTagged(words []string) (Rule, error) {

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -208,24 +206,15 @@ type pruning struct {
 // checkMetrics returns an error that wraps ErrPolicy if a rule names a metric that no
 // checkpoint has, so that it would keep no checkpoint.
 func checkMetrics(all []Checkpoint, policies ...Policy) error {
-	known, complete := map[string]bool{}, false
-	for i := range all {
-		complete = complete || all[i].Complete()
-		for name := range all[i].Metrics {
-			known[name] = true
-		}
-	}
-	if !complete {
+	if !slices.ContainsFunc(all, func(c Checkpoint) bool { return c.Complete() }) {
 		return nil
 	}
 
+	known := metricsOf(all)
 	for _, p := range policies {
 		for _, rule := range p.Rules {
 			if b, ok := rule.(Best); ok && !known[b.By] {
-				if len(known) == 0 {
-					return fmt.Errorf("%w: %q: no checkpoint has the metric %s, or any other", ErrPolicy, b, b.By)
-				}
-				return fmt.Errorf("%w: %q: no checkpoint has the metric %s; the metrics are %s", ErrPolicy, b, b.By, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+				return fmt.Errorf("%w: %q: %s", ErrPolicy, b, noMetric(b.By, known))
 			}
 		}
 	}

@@ -189,6 +189,17 @@ func (c *Checkpoint) mayLead() bool {
 	return f != nil && f.mayLead
 }
 
+// Path returns the address of a complete copy of the save that the checkpoint describes: of two
+// copies, the local one. It is empty if there is none.
+func (c *Checkpoint) Path() string {
+	for _, copied := range []*Copy{c.Local, c.Remote} {
+		if copied.IsComplete() && copied.SaveID == c.SaveID {
+			return copied.Path
+		}
+	}
+	return ""
+}
+
 // Uploaded reports whether the remote copy is complete and of the same save as the local one.
 func (c *Checkpoint) Uploaded() bool {
 	return c.Remote.IsComplete() && (!c.Local.IsComplete() || c.Local.SaveID == c.Remote.SaveID)

@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// trainInARun trains from the newest checkpoint of a run on. Every 100 steps it saves a
-// checkpoint in the background. The run is in the folder local and, once uploaded, at the
+// trainInARun trains from the newest checkpoint of a run on. Every 100 steps, and at least every
+// 30 minutes, it saves a checkpoint in the background. The run is in the folder local and, once uploaded, at the
 // address remote, such as s3://bucket/runs/a.
 func trainInARun(ctx context.Context, local, remote string, model *tensor.Tensor, train func(step int64) (loss float64)) error {
 	keep, err := cairn.ParsePolicy("last 2, best 1 by loss")
@@ -21,6 +21,7 @@ func trainInARun(ctx context.Context, local, remote string, model *tensor.Tensor
 		return err
 	}
 	r, err := cairn.NewRun(local, &cairn.RunOptions{
+		Save:       cairn.Policy{Rules: []run.Rule{run.EverySteps(100), run.Every(30 * time.Minute)}},
 		Remote:     remote,
 		Keep:       keep,
 		KeepRemote: cairn.Policy{Rules: []run.Rule{run.EverySteps(200), run.Every(24 * time.Hour), run.Tagged("")}},
@@ -39,10 +40,14 @@ func trainInARun(ctx context.Context, local, remote string, model *tensor.Tensor
 	}
 	for step := first; step <= 500; step++ {
 		loss := train(step)
-		if step%100 != 0 {
+		due, err := r.Due(ctx, step)
+		if err != nil {
+			return err
+		}
+		if !due {
 			continue
 		}
-		_, err := r.SaveAsync(ctx, cairn.State{"model": model}, &cairn.AsyncOptions{
+		_, err = r.SaveAsync(ctx, cairn.State{"model": model}, &cairn.AsyncOptions{
 			SaveOptions: cairn.SaveOptions{Step: &step, Metrics: map[string]float64{"loss": loss}},
 			ReturnLast:  true, // the error of the save before, if it failed
 		})
