@@ -21,7 +21,7 @@ import (
 // noGroup is a group to which nothing may be sent.
 type noGroup struct{ group.Group }
 
-// testdata/due.json has the cases of this test and of python/tests/test_due.py.
+// testdata/due.json has the cases of this test and of tests in Python: python/tests/test_run.py and with_torch.
 func TestDue(t *testing.T) {
 	var cases []struct {
 		Policy     string

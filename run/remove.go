@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -19,13 +20,19 @@ var (
 	ErrNewest = errors.New("it is the newest complete checkpoint of its run")
 	// ErrReferred reports a checkpoint that another one needs.
 	ErrReferred = errors.New("another checkpoint refers to it")
+	// ErrTagged reports a checkpoint with tags, or with notes that cannot be read.
+	ErrTagged = errors.New("it has tags")
 )
+
+func init() { group.RegisterError("run.tagged", ErrTagged) }
 
 // RemoveOptions change how Run.Remove works. Nil means the defaults.
 type RemoveOptions struct {
 	// Force also removes the newest complete checkpoint, and damaged ones: those
 	// that can be opened, although files are missing.
 	Force bool
+	// TaggedToo also removes checkpoints with tags, and ones with notes that cannot be read.
+	TaggedToo bool
 	// DryRun removes nothing.
 	DryRun bool
 	// Removed, if not nil, is called after each removal.
@@ -35,10 +42,10 @@ type RemoveOptions struct {
 // Remove removes single checkpoints from the local place, by the names of their folders. It
 // does not look at the remote place. Each removal is one atomic step: see formats.Remove.
 //
-// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest or ErrReferred,
+// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest, ErrTagged, ErrReferred,
 // unless the checkpoints that refer to it are removed too, or what storage returns for a
-// checkpoint that is not there or not complete. If a living process reads a checkpoint or
-// saves there, Remove goes on with the others, and the error wraps storage.ErrInUse or
+// checkpoint that is not there or not complete. If a checkpoint gets a tag meanwhile, or a living process reads a checkpoint or
+// saves there, Remove goes on with the others, and the error wraps ErrTagged, storage.ErrInUse or
 // storage.ErrUnderWay. The result describes the checkpoints of names in their order.
 func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) ([]Pruned, error) {
 	var o RemoveOptions
@@ -50,7 +57,7 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 	if err != nil {
 		return nil, err
 	}
-	p := &pruning{run: only, opts: &PruneOptions{Force: true, Removed: o.Removed}, all: all, rep: &Report{}, describe: describe}
+	p := &pruning{run: only, opts: &PruneOptions{Force: true, KeepTagged: !o.TaggedToo, Removed: o.Removed}, all: all, rep: &Report{}, describe: describe}
 	out := make([]Pruned, len(names))
 	var errs []error
 	for i, name := range names {
@@ -128,14 +135,40 @@ func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
 	if c.Head && !force {
 		return ErrNewest
 	}
+	if p.opts.KeepTagged {
+		return tagged(&c.Local.found.notes, c.Local.found.notesErr)
+	}
 	return nil
+}
+
+// tagged returns an error that wraps ErrTagged if a checkpoint has tags, or if its notes cannot be read
+// because of err.
+func tagged(n *Notes, err error) error {
+	switch {
+	case err != nil: // an error about the notes is none about the checkpoint
+		return fmt.Errorf("%w, perhaps: %v", ErrTagged, err)
+	case len(n.Tags) > 0:
+		return fmt.Errorf("%w: %s", ErrTagged, strings.Join(n.Tags, ", "))
+	}
+	return nil
+}
+
+// checkAgain is check, and looks for tags that the checkpoint has got meanwhile.
+func (p *pruning) checkAgain(ctx context.Context, store blob.Store, x *Pruned) error {
+	if p.opts.KeepTagged {
+		n, err := ReadNotes(ctx, store, x.saveID)
+		if err := tagged(&n, err); err != nil {
+			return err
+		}
+	}
+	return p.check(ctx, p.run.Local, x)
 }
 
 // removeOne removes a checkpoint and notes the outcome.
 func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
 	store, err := p.run.Local.StoreOf(x.Name)
 	if err == nil {
-		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, p.run.Local, x) }})
+		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkAgain(ctx, store, x) }})
 	}
 	switch {
 	case err == nil, isGone(ctx, p.run.Local, x.Name, err):

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -84,7 +85,7 @@ func TestRemoveLeavesWhatIsInUse(t *testing.T) {
 // A checkpoint that another one needs is removed together with it only.
 func TestRemoveFollowsReferences(t *testing.T) {
 	complete := func() *Copy { return &Copy{State: Complete, found: &found{}} }
-	p := &pruning{all: []Checkpoint{
+	p := &pruning{opts: &PruneOptions{}, all: []Checkpoint{
 		{Name: "a", Local: complete()},
 		{Name: "b", Local: complete(), Bases: []string{"a"}},
 		{Name: "c", Local: complete()},
@@ -94,5 +95,41 @@ func TestRemoveFollowsReferences(t *testing.T) {
 	}
 	if err := p.refusal(&p.all[0], []string{"a", "b"}, false); err != nil {
 		t.Errorf("a with b: %v; want nil", err)
+	}
+}
+
+// A checkpoint with tags, or with notes that cannot be read, stays, also by force.
+func TestRemoveKeepsTaggedCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	for step := range int64(4) {
+		save(t, dir, step)
+	}
+	r := openRun(t, dir, "")
+	for step := range int64(3) {
+		must.Do(t, r.Note(t.Context(), FolderName(step), func(n *Notes) error { n.Tag("release"); n.Tag("x"); return nil }))
+	}
+	must.Do(t, r.Note(t.Context(), FolderName(2), func(n *Notes) error { n.Tags = nil; n.SetMetric("loss", 1); return nil }))
+	notes := filepath.Join(dir, FolderName(1), NotesFile)
+	must.Do(t, os.WriteFile(notes, []byte("{"), 0o666))
+	for _, force := range []bool{false, true} {
+		for step, text := range []string{"it has tags: release, x", "it has tags, perhaps: cairn-notes.json"} {
+			_, err := r.Remove(t.Context(), []string{FolderName(int64(step)), FolderName(2)}, &RemoveOptions{Force: force})
+			if !errors.Is(err, ErrTagged) || isAny(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), text) {
+				t.Errorf("Remove of step %d, by force %v: %v; want %q", step, force, err, text)
+			}
+		}
+	}
+
+	// One that gets a tag right before its removal stays, and the others go.
+	tag := func(p *Pruned) {
+		must.Do(t, r.Note(t.Context(), FolderName(2), func(n *Notes) error { n.Tag("late"); return nil }))
+	}
+	got, err := r.Remove(t.Context(), []string{FolderName(3), FolderName(2)}, &RemoveOptions{Force: true, Removed: tag})
+	if !errors.Is(err, ErrTagged) || outcomes(got) != "3 removed, 2 failed" {
+		t.Errorf("Remove = %s, %v; want ErrTagged", outcomes(got), err)
+	}
+	removed := must.Get(r.Remove(t.Context(), []string{FolderName(0), FolderName(1), FolderName(2)}, &RemoveOptions{Force: true, TaggedToo: true}))(t)
+	if got := outcomes(removed); got != "0 removed, 1 removed, 2 removed" {
+		t.Errorf("with TaggedToo: %s", got)
 	}
 }

@@ -336,8 +336,9 @@ class RunCheckpoint:
 
     @property
     def path(self) -> str | None:
-        """The address of a complete copy, of two the local one, or None if there is none."""
-        return next((c.path for c in (self.local, self.remote) if c is not None and c.complete), None)
+        """The address of a complete copy of this save, of two the local one, or None if there is none."""
+        return next((c.path for c in (self.local, self.remote)
+                     if c is not None and c.complete and c.save_id == self.save_id), None)
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> RunCheckpoint:

@@ -174,7 +174,10 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
 
 
 class Due:
-    """When save_if_due saves, and what it remembers from call to call. text is a policy as _normal returns it."""
+    """When save_if_due saves, and what it remembers from call to call. text is a policy as _normal returns it.
+
+    It is run.Due of Go. Both are tested with run/testdata/due.json.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -184,8 +187,8 @@ class Due:
             words = rule.split()
             unit = words[-1].removesuffix("s")
             if words[0] != "every" or (unit != "step" and unit not in _SECONDS):
-                raise errors.OptionsError(f"save={text!r}: {rule!r} does not say when to save: want rules such as "
-                                          "'every 500 steps' and 'every 30 minutes'", ("storage.options",))
+                raise errors.OptionsError(f'unusable options: policy: "{rule}" does not say when to save: want rules '
+                                          'such as "every 500 steps" and "every 30 minutes"', ("storage.options",))
             n = int(words[1]) if len(words) == 3 else 1
             if unit == "step":
                 self.steps.append(n)
@@ -368,19 +371,21 @@ class Run:
         done = self._everywhere(checkpoint, lambda address: _command.run("tag", flags, address, *tags))
         return tuple(sorted({t for answer in done for t in answer["tags"]}))
 
-    def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False) -> None:
+    def remove(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *, force: bool = False,
+               tagged_too: bool = False) -> None:
         """Removes a checkpoint from path and from remote, in one atomic step each.
 
         >>> report = cairn.convert("run/step-100", "old/step-50", format="native")
         >>> cairn.Run("old").remove("step-50", force=True)
 
         A checkpoint is a step, the name of a folder, a path or a RunCheckpoint. The newest complete one is removed
-        only with force. If one copy is refused, the other one stays too. NotFoundError: the run has no such
-        checkpoint. InUseError: a living process reads it.
+        only with force, and one with tags only with tagged_too. If one copy is refused, the other one stays too.
+        NotFoundError: the run has no such checkpoint. InUseError: a living process reads it.
         """
+        remove = functools.partial(remove_one, force=force, tagged_too=tagged_too)
         if self.remote is not None:
-            self._everywhere(checkpoint, functools.partial(remove_one, force=force, dry_run=True))
-        self._everywhere(checkpoint, functools.partial(remove_one, force=force))
+            self._everywhere(checkpoint, functools.partial(remove, dry_run=True))
+        self._everywhere(checkpoint, remove)
 
     def step(self, step: int) -> RunCheckpoint:
         """Returns the newest complete checkpoint of a step, on the current line if that has one.
@@ -405,21 +410,19 @@ class Run:
         'step-100'
 
         It is the one that the rule "best 1 by loss" keeps: NaN is never the best, and checkpoints on lines that were
-        left count only if the current line has no other. NotFoundError: no checkpoint has the metric.
+        left count only if the current line has no other. NotFoundError: no checkpoint has the metric. CorruptError,
+        VersionError: the tags and metrics of a checkpoint cannot be read, so it may be the best one.
         """
-        rule = _normal(str(best(1, metric, highest=highest)))
-        places = [self.path] if self.remote is None else [self.path, self.remote]
-        why = ""
-        for place in places:  # a policy is for one place
-            with contextlib.suppress(errors.NotFoundError):
-                listed = _command.run("log", [f"--keep={rule}", "--remote="], place)
-                why = why or "; ".join(w for w in listed.get("warnings") or () if metric in w)
-                for m in listed["checkpoints"]:
-                    if rule in ((m.get("verdict") or {}).get("reasons") or ()):
-                        return next(c for c in self.checkpoints() if c.name == m["name"] and c.complete)
-        why = why.rpartition(f'"{rule}": ')[2]  # the policy is none of the caller's
-        raise errors.NotFoundError(f"{self.path} has no complete checkpoint with the metric {metric}"
-                                   + (f": {why}" if why else ""), ("storage.notfound",))
+        return self.best_by(str(best(1, metric, highest=highest)).removeprefix("best 1 by "))
+
+    def best_by(self, text: str) -> RunCheckpoint:
+        """Is best for the words of a policy: "loss" or "highest accuracy"."""
+        remote = [f"--remote={self.remote}"] if self.remote else []
+        try:
+            found = _command.run("log", [*remote, f"--best={text}"], self.path)["checkpoints"]
+        except errors.OptionsError as e:  # without the name of the flag
+            raise errors.OptionsError(str(e).removeprefix("--best: "), e.codes) from None
+        return RunCheckpoint.from_message(self._complete(found[0]))
 
     def save_if_due(self, state: Mapping[Any, Any], step: int, **options: Any) -> Handle | None:
         """Saves a state in the background if the policy ``save`` of the run says so. All ranks call it in each step.
@@ -514,12 +517,12 @@ def _addressed(m: dict[str, Any], root: str | None) -> dict[str, Any]:
     return m if root is None else {**m, "path": join_address(root, m["name"])}
 
 
-def remove_one(address: str, force: bool = False, dry_run: bool = False) -> None:
+def remove_one(address: str, force: bool = False, tagged_too: bool = False, dry_run: bool = False) -> None:
     """Removes the checkpoint at an address in one atomic step. force: also the newest one of its run.
 
-    dry_run: raises the error of a refusal, and removes nothing.
+    tagged_too: also one with tags. dry_run: raises the error of a refusal, and removes nothing.
     """
-    _command.run("rm", ["--force"] * force + ["--dry-run"] * dry_run, address)
+    _command.run("rm", ["--force"] * force + ["--tagged-too"] * tagged_too + ["--dry-run"] * dry_run, address)
 
 
 @dataclass(frozen=True)

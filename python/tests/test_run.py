@@ -1,5 +1,6 @@
 """Runs: their checkpoints, policies, tags, removals and uploads."""
 
+import json
 import math
 import os
 import pathlib
@@ -62,6 +63,19 @@ class Rules(unittest.TestCase):
             cairn.last(1.5)
         with self.assertRaisesRegex(cairn.OptionsError, "newest"):
             cairn.Run("run", remote="other", keep_remote="newest 3")
+
+
+class When(unittest.TestCase):
+    def test_policies_say_when_to_save(self):
+        for c in json.loads((pathlib.Path(__file__).parents[2] / "run" / "testdata" / "due.json").read_text()):
+            with self.subTest(c["policy"]):
+                if error := c.get("error"):
+                    with self.assertRaises(cairn.OptionsError) as refused:
+                        cairn.Run("run", save=c["policy"])
+                    self.assertEqual(str(refused.exception), error)
+                else:
+                    due = cairn.Run("run", save=c["policy"])._due
+                    self.assertEqual((due.steps, due.period), (c.get("steps", []), c.get("seconds")))
 
 
 class Case(unittest.TestCase):
@@ -192,6 +206,22 @@ class Runs(Case):
         for step in (None, -1):
             with self.assertRaises(cairn.OptionsError):
                 run.member(step)
+
+
+    def test_the_best_of_both_places(self):
+        for step, loss in (1, 2.0), (2, 1.0), (3, 3.0):
+            self.save(step, metrics={"loss": loss})
+        run = cairn.Run(self.path, remote=self.remote)
+        saving.checkpoint(os.path.join(self.remote, "step-000000004"), SMALL, step=4, metrics={"loss": 0.5})
+        self.assertEqual(run.best("loss").path, os.path.join(self.remote, "step-000000004"))
+        self.assertEqual(run.best("loss", highest=True).path, os.path.join(self.path, "step-000000003"))
+        with open(os.path.join(self.path, "step-000000003", "cairn-notes.json"), "w") as f:
+            f.write("{")  # it may be the best one
+        with self.assertRaisesRegex(cairn.CorruptError, "step-000000003 may be it"):
+            run.best("loss")
+        os.remove(f.name)
+        with self.assertRaisesRegex(cairn.NotFoundError, "the metrics are loss"):
+            run.best("los")
 
 
 class Saves(Case):

@@ -124,11 +124,7 @@ def newest(run: Run, alone: bool, step: int | None = None, best: str | None = No
         if step is not None:
             return run.step(step).path or ""
         if best is not None:
-            order, _, metric = best.rpartition(" ")
-            if order not in ("", "lowest", "highest"):
-                raise errors.OptionsError(f"best is {best!r}; want a metric such as 'loss' or 'highest accuracy'",
-                                          ("storage.options",))
-            return run.best(metric, highest=order == "highest").path or ""
+            return run.best_by(best).path or ""
         if (path := run.latest(wait=True)) is None:
             raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
         return path

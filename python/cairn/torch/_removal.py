@@ -19,12 +19,13 @@ Target = str | Member  # an address, or a checkpoint of a run, in all of its pla
 class Remover:
     """Removes checkpoints in a thread, while no save of the framework is under way.
 
-    A checkpoint that a program reads, or that is still being uploaded, is removed later.
+    A checkpoint that a program reads, or that is still being uploaded, is removed later. One with tags stays.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted: list[Target] = []  # guarded by _lock
+        self._tagged: list[Target] = []  # checkpoints that stay for their tags
         self._thread: threading.Thread | None = None
         self._problems: list[str] = []
         self._uploads: list[Handle] = []  # saves whose upload may be under way
@@ -41,7 +42,7 @@ class Remover:
     def add(self, target: Target) -> None:
         """Adds a checkpoint, for the next call of begin."""
         with self._lock:
-            if target not in self._wanted:
+            if target not in self._wanted + self._tagged:
                 self._wanted.append(target)
 
     def _take(self) -> list[Target]:
@@ -100,7 +101,11 @@ class Remover:
                 else:
                     self.add(target)
             except (errors.CairnError, OSError) as e:
-                self._problems.append(f"a checkpoint could not be removed: {e}")
+                if isinstance(e, errors.CairnError) and "run.tagged" in e.codes:
+                    self._tagged.append(target)  # and is reported once
+                    self._problems.append(f"a checkpoint stays: {e}")
+                else:
+                    self._problems.append(f"a checkpoint could not be removed: {e}")
 
 
 def remove_now(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import unittest
 import unittest.mock
@@ -159,6 +160,12 @@ class Choose(Case):
         self.assertEqual((run.best("loss").step, run.best("loss", highest=True).step, run.step(2).step), (1, 0, 2))
         with self.assertRaisesRegex(cairn.NotFoundError, "metric los: no checkpoint has the metric los; .* loss"):
             run.best("los")
+        with self.assertRaisesRegex(cairn.OptionsError, "^unusable options: policy: best by .*is unexpected"):
+            cairn.torch.load(state, run, best="first loss")
+        with open(os.path.join(run.step(0).path, "cairn-notes.json"), "w") as f:
+            f.write("{")
+        with self.assertRaisesRegex(cairn.CorruptError, "step-000000000 may be it: .*remove the file"):
+            cairn.torch.load(state, run, best="loss")
         with self.assertRaisesRegex(cairn.OptionsError, r"pass cairn.Run\("):
             cairn.torch.load(state, self.path("run"), best="loss")
         with self.assertRaises(cairn.NotFoundError):
@@ -170,18 +177,22 @@ class Choose(Case):
 
 class Due(Case):
     def test_steps(self):
+        with open(pathlib.Path(__file__).parents[3] / "run" / "testdata" / "due.json") as f:
+            cases = [c for c in json.load(f) if "calls" in c]
+        self.assertGreater(len(cases), 3)
+        for c in cases:
+            run = cairn.Run(self.path("run"), save=c["policy"])
+            with unittest.mock.patch.object(_due, "first_says", side_effect=AssertionError("rank 0 was asked")):
+                self.assertEqual([s for s in c["calls"] if _due.is_due(run._due, s)], c["due"], c["policy"])
         run = cairn.Run(self.path("run"), save=[cairn.every(steps=10)])
-        with unittest.mock.patch.object(_due, "first_says", side_effect=AssertionError("rank 0 was asked")):
-            self.assertEqual([s for s in range(0, 45, 4) if _due.is_due(run._due, s)], [0, 12, 20, 32, 40])
         for handle in [run.save_if_due({"w": torch.ones(3)}, step) for step in (49, 50)]:
             if handle is not None:
                 handle.result()
         self.assertEqual([c.step for c in run.checkpoints()], [50])
 
     def test_policies_that_do_not_say_when(self):
-        for text in "last 3", "every 3 minuts", "every 10 steps, tagged", "":
-            with self.assertRaises(cairn.OptionsError):
-                cairn.Run(self.path("run"), save=text)
+        with self.assertRaises(cairn.OptionsError):
+            cairn.Run(self.path("run"), save="")
         with self.assertRaises(cairn.OptionsError):
             cairn.Run(self.path("run")).save_if_due({}, 1)
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -25,15 +26,26 @@ type logResult struct {
 
 func newLogCmd() *cobra.Command {
 	var f settingsFlags
+	var best string
 	cmd := newCommand("log", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
-		return runLog(cmd, &f, args[0])
+		return runLog(cmd, &f, args[0], best)
 	})
 	f.add(cmd)
+	cmd.Flags().StringVar(&best, "best", "", "list only the checkpoint that is the best by this `metric`")
+	completeFlag(cmd, choices(), "best")
 	return cmd
 }
 
-func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
+func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
+	var by *run.Best
+	if cmd.Flags().Changed("best") {
+		rule, err := run.BestBy(best)
+		if err != nil {
+			return withHint(fmt.Errorf("--best: %w", err), `name a metric, such as loss, or "highest accuracy"`)
+		}
+		by = &rule
+	}
 	r, s, err := f.openRun(cmd, address)
 	var unreadable error // the settings are damaged: the checkpoints are listed all the same
 	if errors.Is(err, cairn.ErrCorrupt) {
@@ -56,6 +68,17 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address string) error {
 		return err
 	}
 	res := &logResult{l, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
+	if by == nil {
+		return cmp.Or(o.result(res, func() {
+			printLog(o, res)
+			res.printTotals(o)
+		}), unreadable)
+	}
+	c, err := run.BestOf(all, *by)
+	if err != nil {
+		return fmt.Errorf("%s: %w", r, err)
+	}
+	l.Checkpoints = slices.DeleteFunc(l.Checkpoints, func(x run.Logged) bool { return x.Name != c.Name })
 	return cmp.Or(o.result(res, func() { printLog(o, res) }), unreadable)
 }
 
@@ -140,7 +163,6 @@ func printLog(o *output, res *logResult) {
 	}
 	o.table(t)
 	res.printProblems(o)
-	res.printTotals(o)
 }
 
 // printProblems prints why checkpoints are not complete, and the warnings.

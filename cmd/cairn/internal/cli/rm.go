@@ -32,6 +32,7 @@ func newRmCmd() *cobra.Command {
 	})
 	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "show what would be removed, and remove nothing")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "also remove the newest complete checkpoint of a run, and damaged ones")
+	cmd.Flags().BoolVar(&opts.TaggedToo, "tagged-too", false, "also remove checkpoints with tags")
 	return cmd
 }
 
@@ -175,6 +176,8 @@ func rmHint(ctx context.Context, address string, err error, force bool) string {
 	switch {
 	case errors.Is(err, run.ErrNewest):
 		return "a job goes on from it: --force removes it even so"
+	case errors.Is(err, run.ErrTagged):
+		return "--tagged-too removes checkpoints with tags; 'cairn tag CHECKPOINT --remove TAG' removes a tag"
 	case errors.Is(err, storage.ErrUnderWay):
 		return "wait until the save is over"
 	case errors.Is(err, storage.ErrInUse):
