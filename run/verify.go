@@ -5,6 +5,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -20,7 +21,7 @@ type Verified struct {
 // verifies the checkpoints that refer to it one by one, to find their damaged tensors.
 // progress, if not nil, receives the number of bytes that were read since the last call.
 // Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be
-// opened, its report says why.
+// opened, or its notes cannot be read, its report says why. VerifySettings checks the file of the run.
 func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
@@ -46,17 +47,42 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 		own, out = append(own, o), append(out, Verified{c.Name, o.VerifyReport})
 	}
 	for i, o := range own {
-		bad := func(f storage.Reference) bool { f.Size = 0; return !good[f] }
-		if !slices.ContainsFunc(o.Refers, bad) {
-			continue
-		}
-		if out[i].VerifyReport, err = r.verifyWhole(ctx, out[i].Name, progress); err != nil {
+		store, err := r.Local.StoreOf(out[i].Name)
+		if err != nil {
 			return nil, err
 		}
+		notes := VerifyNotes(ctx, store, saves[out[i].Name])
+		bad := func(f storage.Reference) bool { f.Size = 0; return !good[f] }
+		if slices.ContainsFunc(o.Refers, bad) {
+			if out[i].VerifyReport, err = r.verifyWhole(ctx, out[i].Name, progress); err != nil {
+				return nil, err
+			}
+		}
+		out[i].Problems = append(out[i].Problems, notes...)
 	}
 	return slices.DeleteFunc(out, func(v Verified) bool {
 		return len(v.Problems) > 0 && r.hasChanged(ctx, v.Name, saves[v.Name])
 	}), nil
+}
+
+// VerifyNotes returns a problem if the notes of the checkpoint at the root of store, whose save has this
+// id, cannot be read.
+func VerifyNotes(ctx context.Context, store blob.Store, saveID string) []storage.VerifyProblem {
+	_, err := ReadNotes(ctx, store, saveID)
+	return problemOf(NotesFile, err)
+}
+
+// VerifySettings returns a problem if the settings in the local place cannot be read.
+func (r *Run) VerifySettings(ctx context.Context) []storage.VerifyProblem {
+	_, err := ReadSettings(ctx, r.Local.Store)
+	return problemOf(SettingsFile, err)
+}
+
+func problemOf(name string, err error) []storage.VerifyProblem {
+	if err == nil {
+		return nil
+	}
+	return []storage.VerifyProblem{{File: name, Text: err.Error()}}
 }
 
 // hasChanged reports whether the checkpoint of a save was removed or replaced.

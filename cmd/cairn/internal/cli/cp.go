@@ -216,9 +216,11 @@ func isOtherFormat(err error) bool {
 }
 
 func printCopied(o *output, r *copyResult) {
-	moved := r.Bytes - r.KeptBytes
-	o.remark("%s: %s: %s, %s (%s, %s)\n", clean(r.Target), o.good("complete"), plural(r.Files, "file"), formatBytes(r.Bytes),
-		formatSeconds(r.Seconds), formatRate(float64(moved)/max(r.Seconds, 1e-9)))
+	how := formatSeconds(r.Seconds)
+	if moved := r.Bytes - r.KeptBytes; moved > 0 {
+		how += ", " + formatRate(float64(moved)/max(r.Seconds, 1e-9))
+	}
+	o.remark("%s: %s: %s, %s (%s)\n", clean(r.Target), o.good("complete"), plural(r.Files, "file"), formatBytes(r.Bytes), how)
 	if r.KeptFiles > 0 {
 		o.remark("%s, %s, were there already\n", plural(r.KeptFiles, "file"), formatBytes(r.KeptBytes))
 	}

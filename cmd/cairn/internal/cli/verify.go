@@ -47,13 +47,14 @@ func newVerifyCmd() *cobra.Command {
 }
 
 func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) error {
-	c, err := openCheckpoint(cache.Without(cmd.Context()), args[0])
+	_, at, stored, err := openLocated(cache.Without(cmd.Context()), args[0])
 	if errors.Is(err, cairn.ErrNotFound) && !against && g == nil && len(checkpointsBelow(cmd.Context(), args[0])) > 0 {
 		return verifyRun(cmd, args[0])
 	}
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
 	}
+	c := cairn.NewCheckpoint(at, stored)
 	defer c.Close()
 	o := outputOf(cmd)
 	start := time.Now()
@@ -75,6 +76,10 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		v.Manifest, v.unchecked = &m.Tensors, rep.Unsummed-m.Bytes
 		rep.Problems = append(rep.Problems, m.Problems...)
 	}
+	damaged := len(rep.Problems)
+	if _, single := blob.As[*blob.Single](at); !single && err == nil {
+		rep.Problems = append(rep.Problems, run.VerifyNotes(cmd.Context(), at, v.SaveID)...)
+	}
 	if len(rep.Problems) > 0 {
 		err = cairn.ErrCorrupt
 	}
@@ -86,6 +91,9 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		return nil
 	}
 	err = fmt.Errorf("%s: %s: %w", args[0], plural(len(rep.Problems), "problem"), cairn.ErrCorrupt)
+	if damaged == 0 {
+		return withHint(err, fmt.Sprintf("the rest of it is whole: remove the file %s, and set its tags and metrics again with 'cairn tag'", run.NotesFile))
+	}
 	if whole {
 		return withHint(err, "its files are whole, but the checkpoint is not the one that the manifest describes: convert again, or look for the manifest that belongs to it")
 	}
@@ -108,6 +116,8 @@ type runVerdict struct {
 	// Bytes are the bytes that were read.
 	Bytes       int64          `json:"bytes"`
 	Checkpoints []run.Verified `json:"checkpoints"`
+	// Problems are the ones of the settings.
+	Problems []storage.VerifyProblem `json:"problems"`
 	Seconds     float64        `json:"seconds"`
 }
 
@@ -129,8 +139,8 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
-	var problems []storage.VerifyProblem
-	damaged := 0
+	v.Problems = append([]storage.VerifyProblem{}, r.VerifySettings(ctx)...)
+	problems, damaged := slices.Clone(v.Problems), 0
 	for _, c := range v.Checkpoints {
 		if len(c.Problems) > 0 {
 			damaged++
@@ -140,7 +150,7 @@ func verifyRun(cmd *cobra.Command, address string) error {
 			problems = append(problems, p)
 		}
 	}
-	v.OK, v.Seconds = damaged == 0, time.Since(start).Seconds()
+	v.OK, v.Seconds = len(problems) == 0, time.Since(start).Seconds()
 	err = o.result(v, func() {
 		if !v.OK {
 			printProblems(o, problems)
@@ -150,6 +160,10 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	})
 	if err != nil || v.OK {
 		return err
+	}
+	if damaged == 0 {
+		err = fmt.Errorf("%s: the settings of the run: %w", clean(v.Path), cairn.ErrCorrupt)
+		return withHint(err, fmt.Sprintf("its checkpoints are whole; 'cairn settings %s --keep POLICY' writes the file again: add --remote if there was a remote run", quoteArg(v.Path)))
 	}
 	first := slices.IndexFunc(v.Checkpoints, func(c run.Verified) bool { return len(c.Problems) > 0 })
 	err = fmt.Errorf("%s: %s of %d damaged: %w", clean(v.Path), plural(damaged, "checkpoint"), len(v.Checkpoints), cairn.ErrCorrupt)
