@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -82,6 +83,32 @@ func OpenAddress(ctx context.Context, address string) (Store, error) {
 // request, whatever the name of the folder.
 func OpenFolder(ctx context.Context, address string) (Store, error) { return openScheme(ctx, address) }
 
+// modelName matches the name of a model on huggingface.co, with or without its owner.
+var modelName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$`)
+
+// webAdvice returns how to get what an address of the web names. It is empty for other addresses.
+func webAdvice(address string) string {
+	scheme := Scheme(address)
+	if scheme != "http" && scheme != "https" && scheme != "hf" {
+		return ""
+	}
+	_, rest, _ := strings.Cut(Redact(address), "://")
+	if model, ok := strings.CutPrefix(rest, "huggingface.co/"); ok || scheme == "hf" {
+		if !ok {
+			model = rest
+		}
+		parts := append(strings.Split(strings.Trim(model, "/"), "/"), "")
+		name := path.Join(parts[0], parts[1])
+		if slices.Contains([]string{"tree", "blob", "resolve"}, parts[1]) { // a model without an owner, such as gpt2
+			name = parts[0]
+		}
+		if modelName.MatchString(name) {
+			return fmt.Sprintf("'hf download %s --local-dir %s' makes it a folder here, which cairn opens", name, path.Base(name))
+		}
+	}
+	return "cairn opens no web pages: download the file, and give its path"
+}
+
 // openScheme opens an address with the function of its scheme.
 func openScheme(ctx context.Context, address string) (Store, error) {
 	scheme := Scheme(address)
@@ -99,6 +126,9 @@ func openScheme(ctx context.Context, address string) (Store, error) {
 	}
 
 	if open == nil {
+		if advice := webAdvice(address); advice != "" {
+			return nil, fmt.Errorf("%w: %s: %s", ErrAddress, Redact(address), advice)
+		}
 		slices.Sort(known)
 		return nil, fmt.Errorf("%w: %s: this program knows the schemes %s", ErrAddress, Redact(address), strings.Join(known, ", "))
 	}

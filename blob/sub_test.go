@@ -185,3 +185,25 @@ func TestSplitAddress(t *testing.T) {
 		}
 	}
 }
+
+// An address of the web says how to get what it names.
+func TestOpenAddressOfTheWeb(t *testing.T) {
+	const models = "'hf download org/name --local-dir name' makes it a folder here"
+	for address, want := range map[string]string{
+		"https://huggingface.co/org/name":                    models,
+		"https://huggingface.co/org/name/tree/main?x=secret": models,
+		"hf://org/name": models,
+		"HTTPS://user:secret@huggingface.co/org/name":                models,
+		"https://huggingface.co/gpt2/resolve/main/model.safetensors": "'hf download gpt2 --local-dir gpt2'",
+		"https://huggingface.co/org/name;rm%20x":                     "cairn opens no web pages",
+		"https://huggingface.co":                                     "cairn opens no web pages",
+		"https://huggingface.co/--help":                              "cairn opens no web pages",
+		"http://example.com/model.safetensors":                       "cairn opens no web pages",
+		"gopher://example.com/x":                                     "this program knows the schemes",
+	} {
+		_, err := blob.OpenAddress(t.Context(), address)
+		if !errors.Is(err, blob.ErrAddress) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("OpenAddress(%q) = %v; want ErrAddress with %q", address, err, want)
+		}
+	}
+}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from cairn import _command, _recipe
 from cairn._address import address_of
-from cairn.errors import OptionsError
+from cairn.errors import CairnError, OptionsError
 from cairn.reports import ConvertReport
 
 
@@ -47,7 +48,10 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: st
         flags.append("--overwrite")
     with tempfile.TemporaryDirectory(prefix="cairn-") as folder:
         flags += _flags(chosen or {}, os.path.join(folder, "config.json"))
-        return ConvertReport.from_message(_command.run("convert", flags, address_of(src), address_of(dst)))
+        try:
+            return ConvertReport.from_message(_command.run("convert", flags, address_of(src), address_of(dst)))
+        except CairnError as e:  # here variables are arguments themselves
+            raise type(e)(re.sub(r"variables={'(\w+)': (\w+)}", r"\1=\2", str(e)), e.codes) from None
 
 
 def _flags(recipe: Mapping[str, Any], config: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -132,13 +133,24 @@ _CLASSES: dict[str, type[CairnError]] = {
 }
 
 
+# Flags of the command in the errors of recipes, and the arguments that stand for them here.
+_ARGUMENTS = (
+    (r"--set (\w+)=true\b", r"variables={'\1': True}"), (r"--set (\w+)=false\b", r"variables={'\1': False}"),
+    (r"--set (\w+)=(\w+)", r"variables={'\1': \2}"), (r" \(--set\)", ""), (r"--config\b", "config"),
+    (r"--reverse\b", "reverse=True"), (r"--recipe auto\b", "recipe='auto'"),
+)
+
+
 def from_message(error: dict[str, Any]) -> CairnError:
-    """Returns the error of a message of the saver process."""
-    codes = tuple(error.get("codes") or ())
+    """Returns the error of a message of the saver process or of a command."""
+    codes, text = tuple(error.get("codes") or ()), error.get("text", "")
+    if any(code.startswith("recipe.") for code in codes):
+        for flag, argument in _ARGUMENTS:
+            text = re.sub(flag, argument, text)
     for code, kind in _CLASSES.items():
         if code in codes:
-            return kind(error.get("text", ""), codes)
-    return CairnError(error.get("text", ""), codes)
+            return kind(text, codes)
+    return CairnError(text, codes)
 
 
 def outside() -> int:

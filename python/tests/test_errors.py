@@ -1,6 +1,8 @@
 """Errors: codes decide the class."""
 
+import pathlib
 import pickle
+import re
 import unittest
 
 import cairn
@@ -8,7 +10,31 @@ from cairn import errors
 from cairn._verdict import judge
 
 
+ROOT = pathlib.Path(__file__).parents[2]
+
+
 class Errors(unittest.TestCase):
+    def test_errors_of_recipes_name_arguments(self):
+        for text, want in [
+            ("set it with --set heads=VALUE, or give the model's config.json (--config)",
+             "set it with variables={'heads': VALUE}, or give the model's config.json (config)"),
+            ("use --set check_padding=false", "use variables={'check_padding': False}"),
+            ("check the variables (--set) and config.json", "check the variables and config.json"),
+            ("use hf-to-titan/llama, without --reverse", "use hf-to-titan/llama, without reverse=True"),
+            ("--recipe auto: name the recipe", "recipe='auto': name the recipe"),
+        ]:
+            self.assertEqual(str(errors.from_message({"text": text, "codes": ["recipe.variable"]})), want)
+            self.assertEqual(str(errors.from_message({"text": text, "codes": ["storage.options"]})), text)
+
+    def test_no_error_of_recipes_names_a_flag(self):
+        texts = [text for folder in ("recipe", "storage/view") for file in sorted((ROOT / folder).glob("*.go"))
+                 if not file.name.endswith("_test.go")
+                 for text in re.findall(r'"(?:[^"\\\n]|\\.)*--[a-z](?:[^"\\\n]|\\.)*"', file.read_text())]
+        self.assertGreater(len(texts), 8)
+        for text in texts:
+            said = errors.from_message({"text": text.replace("%s", "x"), "codes": ["recipe.unknown"]})
+            self.assertNotRegex(str(said), "--[a-z]")
+
     def test_verdicts(self):
         for codes, want in [
             (["storage.changed"], "GONE"), (["storage.inuse", "storage.removing"], "GONE"),

@@ -1,5 +1,6 @@
 """Checkpoints in another form: open and convert through recipes of cairn and of a file."""
 
+import functools
 import itertools
 import json
 import math
@@ -305,6 +306,20 @@ class ShippedRecipe(Case):
         self.assertEqual(c.shapes(), {n: tuple(shape) for n, (shape, _) in self.tensors.items()})
         for name, (_, floats) in self.tensors.items():
             self.assertEqual(flat(c, name), floats, name)
+
+    def test_errors_name_arguments(self):
+        (self.src / "config.json").unlink()
+        convert = functools.partial(cairn.convert, self.src, self.folder / "out")
+        named = "hf-to-titan/llama"
+        for want, call in [
+            (r"^recipe='auto': .*give its config.json \(config\)", lambda: cairn.open(self.src, recipe="auto")),
+            (r"variables={'\w+': VALUE}.* \(config\)", lambda: cairn.open(self.src, recipe=named)),
+            (r"set it with \w+=VALUE, or .* \(config\)", lambda: convert(named)),
+            (r"use hf-to-titan/qwen3, without reverse=True$", lambda: convert("hf-to-titan/qwen3", reverse=True)),
+        ]:
+            with self.assertRaisesRegex(ValueError, want) as raised:
+                call()
+            self.assertNotIn("--", str(raised.exception))
 
     def test_a_layer_too_few(self):
         with self.assertRaisesRegex(cairn.MismatchError, "layers.2"):

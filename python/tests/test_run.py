@@ -188,7 +188,9 @@ class Runs(Case):
         self.assertEqual(run.tag(2, "far"), ("far",))
         self.assertEqual(run.tag(3, "near"), ("near",))
         self.assertEqual([c.tags for c in cairn.Run(self.remote).checkpoints()], [("far",), ("near",)])
-        run.remove(3, force=True)
+        with self.assertRaisesRegex(cairn.CairnError, "it has tags: near"):
+            run.remove(3, force=True)
+        run.remove(3, force=True, tagged_too=True)
         self.assertEqual(self.steps(run), [2])
         self.assertEqual(run.latest(), os.path.join(self.remote, "step-000000002"))
         with self.assertRaises(cairn.OptionsError):

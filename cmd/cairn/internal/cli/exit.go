@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
 	"slices"
 	"strings"
 	"syscall"
@@ -179,8 +178,6 @@ func hintOf(cmd *cobra.Command, err error, hint string) string {
 		return goneHint
 	case blob.IsFull(err):
 		return fullHint
-	case errors.Is(err, blob.ErrAddress):
-		return cmp.Or(webHint(cmd.Flags().Args()), hint)
 	case errors.Is(err, fs.ErrPermission) && !ofService(err):
 		return cmp.Or(hint, permissionHint)
 	case errors.Is(err, file.ErrFolder):
@@ -193,28 +190,6 @@ func hintOf(cmd *cobra.Command, err error, hint string) string {
 func ofService(err error) bool {
 	e, ok := errors.AsType[*blob.Error](err)
 	return ok && strings.Contains(e.Store, "://")
-}
-
-// webHint returns how to get what an address of the web names, if there is one among args.
-func webHint(args []string) string {
-	for _, a := range args {
-		rest, isWeb := strings.CutPrefix(a, "https://")
-		if model, ok := strings.CutPrefix(rest, "huggingface.co/"); ok && isWeb || blob.Scheme(a) == "hf" {
-			if !ok {
-				_, model, _ = strings.Cut(a, "://")
-			}
-			parts := append(strings.Split(strings.Trim(model, "/"), "/"), "")
-			name := path.Join(parts[0], parts[1])
-			if slices.Contains([]string{"tree", "blob", "resolve"}, parts[1]) { // a model without an owner, such as gpt2
-				name = parts[0]
-			}
-			return fmt.Sprintf("'hf download %s --local-dir %s' makes it a folder here, which cairn opens", quoteArg(name), quoteArg(path.Base(name)))
-		}
-		if isWeb || blob.Scheme(a) == "http" {
-			return "cairn opens no web pages: download the file, and give its path"
-		}
-	}
-	return ""
 }
 
 // message returns the text of err, to be printed after the name of cmd. An error of

@@ -131,10 +131,11 @@ func TestHintsOfMistypedWords(t *testing.T) {
 	wantCommand(t, 3, "hint: did you mean model.layers.0 or ", "ls", ck, "model.lyers.0")
 	wantCommand(t, 3, "hint: did you mean model.embed.weight or ", "ls", ck, "wieght")
 	wantCommand(t, 3, "hint: 'cairn ls "+ck+"' lists all names", "ls", ck, "something.else")
-	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "inspect", "https://huggingface.co/org/name/tree/main")
-	wantCommand(t, 2, "hint: 'hf download org/name --local-dir name' makes it a folder here", "diff", ck, "hf://org/name")
-	wantCommand(t, 2, "hint: 'hf download gpt2 --local-dir gpt2' makes it a folder here", "ls", "https://huggingface.co/gpt2/resolve/main/model.safetensors")
-	wantCommand(t, 2, "hint: cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
+	wantCommand(t, 2, ": 'hf download org/name --local-dir name' makes it a folder here", "inspect", "https://huggingface.co/org/name/tree/main")
+	wantCommand(t, 2, ": 'hf download org/name --local-dir name' makes it a folder here", "diff", ck, "hf://org/name")
+	wantCommand(t, 2, "hint: 'cairn recipes show phi3' prints a recipe", "recipes", "phi3")
+	wantCommand(t, 2, ": 'hf download gpt2 --local-dir gpt2' makes it a folder here", "ls", "https://huggingface.co/gpt2/resolve/main/model.safetensors")
+	wantCommand(t, 2, ": cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
 }
 
 // Hints about the disk do not promise what is not there.

@@ -138,6 +138,9 @@ func noCommand(group *cobra.Command, name string) error {
 	if near := group.SuggestionsFor(name); len(near) > 0 {
 		return withHint(err, fmt.Sprintf("did you mean '%s'?", strings.Join(near, "' or '")))
 	}
+	if group.Name() == "recipes" {
+		return withHint(err, fmt.Sprintf("'%s show %s' prints a recipe", group.CommandPath(), quoteArg(name)))
+	}
 	return err
 }
 

@@ -118,7 +118,7 @@ type runVerdict struct {
 	Checkpoints []run.Verified `json:"checkpoints"`
 	// Problems are the ones of the settings.
 	Problems []storage.VerifyProblem `json:"problems"`
-	Seconds     float64        `json:"seconds"`
+	Seconds  float64                 `json:"seconds"`
 }
 
 // verifyRun verifies all checkpoints of a run.
