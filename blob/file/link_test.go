@@ -115,3 +115,28 @@ func TestForeignFiles(t *testing.T) {
 		t.Errorf("List, -want +got:\n%s", diff)
 	}
 }
+
+func TestRealPath(t *testing.T) {
+	dir := file.RealPath(t.TempDir())
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "real", "below"), 0o777))
+	for name, target := range map[string]string{"link": "real", "dangling": "nowhere", "loop": "loop"} {
+		must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
+	}
+	t.Chdir(filepath.Join(dir, "link"))
+	for path, want := range map[string]string{
+		"below":            "real/below",
+		"":                 "real",
+		"new/x":            "real/new/x",
+		dir + "/link/new/": "real/new",
+		dir + "/link/..":   "",
+		"../dangling/x":    "dangling/x",
+		"../loop":          "loop",
+	} {
+		if got := file.RealPath(path); got != filepath.Join(dir, want) {
+			t.Errorf("RealPath(%q) = %s; want %s in %s", path, got, want, dir)
+		}
+	}
+	if got := file.RealPath("/"); got != "/" {
+		t.Errorf("RealPath(/) = %s", got)
+	}
+}

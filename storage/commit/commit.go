@@ -122,6 +122,8 @@ func (p *Committer) CommitHeld(ctx context.Context) error {
 
 // remembered has the ids of saves that do not put their ids into file names, by the locations of
 // the files. A save that waited for another one learns from it that the other one has succeeded.
+// The trainer, which may be another process, keeps the ids of the saves that it may replace:
+// storage.WriteOptions.Replaces.
 var (
 	remembered   = map[string]string{} // guarded by rememberedMu
 	rememberedMu sync.Mutex

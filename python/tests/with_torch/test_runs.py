@@ -239,6 +239,25 @@ class Removals(Case):
         self.assertTrue(os.path.exists(path))
         self.assertIsInstance(bad.exception(), cairn.ExistsError)
 
+    def test_a_checkpoint_with_tags_stays_and_is_reported_once(self):
+        remover, run = Remover(), cairn.Run(self.path("run"))
+        paths = []
+        for step in (1, 2, 3):
+            path, handle = self.save(step)
+            handle.result()
+            paths.append(path)
+        run.tag("step-1", "release")
+        with open(os.path.join(paths[1], "cairn-notes.json"), "w") as f:
+            f.write("{")  # it may have tags
+        with self.assertWarnsRegex(UserWarning, "a checkpoint stays: .*it has tags: release") as told:
+            for _ in range(2):
+                for path in paths:
+                    remover.add(path)
+                remover.begin(None)
+                remover.settle()
+        self.assertEqual(sum("it has tags" in str(w.message) for w in told.warnings), 2)
+        self.assertEqual([os.path.exists(path) for path in paths], [True, True, False])
+
     def test_what_is_not_a_checkpoint(self):
         run = self.path("run")
         for name in ("half", "link", "file"):
