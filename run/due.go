@@ -67,7 +67,7 @@ func NewDue(p Policy) (*Due, error) {
 // EverySteps(500) is due in the first call at or after each multiple of 500, and in step 0 if that is
 // the first call. Every(30 * time.Minute) is due when this time has passed since the first call, or
 // since At has returned true. Only the clock of rank 0 counts for it. Rank 0 is asked in some of the
-// calls: in one of 100 if the time is still long. Without a rule Every, At sends no messages.
+// calls: after 100 calls at most. Without a rule Every, At sends no messages.
 func (d *Due) At(ctx context.Context, g group.Group, step int64) (bool, error) {
 	if step < 0 {
 		return false, fmt.Errorf("%w: the step is %d", storage.ErrOptions, step)
