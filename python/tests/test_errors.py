@@ -9,7 +9,6 @@ import cairn
 from cairn import errors
 from cairn._verdict import judge
 
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
