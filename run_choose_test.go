@@ -77,10 +77,14 @@ func TestRunSavesWhenDueAndLoadsWhatIsChosen(t *testing.T) {
 		})
 	}
 	best := func(by string) func(*cairn.Run, cairn.State) (*cairn.LoadReport, error) {
-		return func(r *cairn.Run, s cairn.State) (*cairn.LoadReport, error) { return r.LoadBest(t.Context(), s, by, nil) }
+		return func(r *cairn.Run, s cairn.State) (*cairn.LoadReport, error) {
+			return r.LoadBest(t.Context(), s, by, nil)
+		}
 	}
 	step := func(n int64) func(*cairn.Run, cairn.State) (*cairn.LoadReport, error) {
-		return func(r *cairn.Run, s cairn.State) (*cairn.LoadReport, error) { return r.LoadStep(t.Context(), s, n, nil) }
+		return func(r *cairn.Run, s cairn.State) (*cairn.LoadReport, error) {
+			return r.LoadStep(t.Context(), s, n, nil)
+		}
 	}
 	if err := errors.Join(slices.Concat(load(21, best("loss")), load(41, best("highest loss")), load(33, step(33)))...); err != nil {
 		t.Error(err)

@@ -42,11 +42,11 @@ type RemoveOptions struct {
 // Remove removes single checkpoints from the local place, by the names of their folders. It
 // does not look at the remote place. Each removal is one atomic step: see formats.Remove.
 //
-// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest, ErrTagged, ErrReferred,
+// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest, ErrTagged, ErrReferred
 // unless the checkpoints that refer to it are removed too, or what storage returns for a
-// checkpoint that is not there or not complete. If a checkpoint gets a tag meanwhile, or a living process reads a checkpoint or
-// saves there, Remove goes on with the others, and the error wraps ErrTagged, storage.ErrInUse or
-// storage.ErrUnderWay. The result describes the checkpoints of names in their order.
+// checkpoint that is not there or not complete. If a checkpoint gets a tag meanwhile, or if a living
+// process reads it or saves there, Remove goes on with the others, and the error wraps ErrTagged,
+// storage.ErrInUse or storage.ErrUnderWay. The result describes the checkpoints of names in their order.
 func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) ([]Pruned, error) {
 	var o RemoveOptions
 	if opts != nil {

@@ -21,7 +21,7 @@ type Verified struct {
 // verifies the checkpoints that refer to it one by one, to find their damaged tensors.
 // progress, if not nil, receives the number of bytes that were read since the last call.
 // Checkpoints that are being saved, removed or replaced are left out. If a checkpoint cannot be
-// opened, or its notes cannot be read, its report says why. VerifySettings checks the file of the run.
+// opened, or its notes are damaged, its report says why. VerifySettings checks the file of the run.
 func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verified, error) {
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
@@ -51,7 +51,10 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 		if err != nil {
 			return nil, err
 		}
-		notes := VerifyNotes(ctx, store, saves[out[i].Name])
+		notes, err := VerifyNotes(ctx, store, saves[out[i].Name])
+		if err != nil {
+			return nil, err
+		}
 		bad := func(f storage.Reference) bool { f.Size = 0; return !good[f] }
 		if slices.ContainsFunc(o.Refers, bad) {
 			if out[i].VerifyReport, err = r.verifyWhole(ctx, out[i].Name, progress); err != nil {
@@ -66,23 +69,24 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 }
 
 // VerifyNotes returns a problem if the notes of the checkpoint at the root of store, whose save has this
-// id, cannot be read.
-func VerifyNotes(ctx context.Context, store blob.Store, saveID string) []storage.VerifyProblem {
+// id, are damaged.
+func VerifyNotes(ctx context.Context, store blob.Store, saveID string) ([]storage.VerifyProblem, error) {
 	_, err := ReadNotes(ctx, store, saveID)
 	return problemOf(NotesFile, err)
 }
 
-// VerifySettings returns a problem if the settings in the local place cannot be read.
-func (r *Run) VerifySettings(ctx context.Context) []storage.VerifyProblem {
+// VerifySettings returns a problem if the settings in the local place are damaged.
+func (r *Run) VerifySettings(ctx context.Context) ([]storage.VerifyProblem, error) {
 	_, err := ReadSettings(ctx, r.Local.Store)
 	return problemOf(SettingsFile, err)
 }
 
-func problemOf(name string, err error) []storage.VerifyProblem {
-	if err == nil {
-		return nil
+// problemOf returns the problem of a file, or err if that does not mean that the file is damaged.
+func problemOf(name string, err error) ([]storage.VerifyProblem, error) {
+	if !isAny(err, storage.ErrCorrupt, storage.ErrVersion, ErrPolicy, syscall.EIO) {
+		return nil, err
 	}
-	return []storage.VerifyProblem{{File: name, Text: err.Error()}}
+	return []storage.VerifyProblem{{File: name, Text: err.Error()}}, nil
 }
 
 // hasChanged reports whether the checkpoint of a save was removed or replaced.

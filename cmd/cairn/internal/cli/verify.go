@@ -78,7 +78,11 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	}
 	damaged := len(rep.Problems)
 	if _, single := blob.As[*blob.Single](at); !single && err == nil {
-		rep.Problems = append(rep.Problems, run.VerifyNotes(cmd.Context(), at, v.SaveID)...)
+		notes, notesErr := run.VerifyNotes(cmd.Context(), at, v.SaveID)
+		if notesErr != nil {
+			return notesErr
+		}
+		rep.Problems = append(rep.Problems, notes...)
 	}
 	if len(rep.Problems) > 0 {
 		err = cairn.ErrCorrupt
@@ -139,8 +143,12 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
-	v.Problems = append([]storage.VerifyProblem{}, r.VerifySettings(ctx)...)
-	problems, damaged := slices.Clone(v.Problems), 0
+	problems, err := r.VerifySettings(ctx)
+	if err != nil {
+		return err
+	}
+	v.Problems = append([]storage.VerifyProblem{}, problems...)
+	damaged := 0
 	for _, c := range v.Checkpoints {
 		if len(c.Problems) > 0 {
 			damaged++
