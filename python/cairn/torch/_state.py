@@ -41,6 +41,7 @@ class Opened:
 
     keys: list[Any] = field(default_factory=list)
     parts: list[Any] = field(default_factory=list)  # of each key: an Opened, or the number of a leaf
+    tensors: bool = False  # all parts are known to be tensors
 
 
 def flatten(state: Mapping[Any, Any], whole: bool = False, into: Opened | None = None,

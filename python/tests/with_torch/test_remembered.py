@@ -1,6 +1,9 @@
 """Descriptions of states that are remembered: a later save sees every difference that counts."""
 
+import gc
+import sys
 import unittest
+import weakref
 from unittest import mock
 
 import torch
@@ -68,6 +71,47 @@ class Remembered(Case):
                     if isinstance(t, torch.Tensor):
                         self.assert_same(t.detach().cpu(), got[name])
                 self.saved(base, True)
+
+    def test_the_same_tensors_in_another_form(self):
+        def half(t):
+            t.data = t.data.half()
+
+        def other_bits(t):
+            t.data = t.data.view(torch.int32)
+
+        def other_shape(t):
+            t.data = t.data.view(6, 4)
+
+        def other_memory(t):
+            t.set_(torch.full((4, 6), 5.0, device=DEVICE))
+
+        changes = {"resized": (lambda t: t.resize_(2, 6), False), "turned": (lambda t: t.t_(), False),
+                   "half": (half, False), "other bits": (other_bits, False), "other shape": (other_shape, False),
+                   "a dimension more": (lambda t: t.unsqueeze_(0), False),
+                   "requires_grad": (lambda t: t.requires_grad_(), False), "other memory": (other_memory, True),
+                   "contents": (lambda t: t.fill_(3), True)}
+        for fast in True, False:
+            for what, (change, again) in changes.items():
+                # Without the module, PyTorch lacks the call that compares all tensors at once.
+                lacks = {} if fast else {"torch._C._dynamo": None}
+                with self.subTest(what, fast=fast), mock.patch.dict(sys.modules, lacks):
+                    cairn.torch.close()
+                    state = {"a": noise((4, 6)), "b": noise((3,)), "d": {"x": noise((2,), seed=1)}}
+                    self.saved(state, False)
+                    self.saved(state, True)
+                    change(state["a"])
+                    got = self.saved(state, again)
+                    self.assert_same(state["a"].detach().cpu(), got["a"])
+                    self.assert_same(state["d"]["x"].cpu(), got["d.x"])
+
+    def test_nothing_is_kept(self):
+        state = {"a": noise((4, 6)), "b": noise((3,))}
+        seen = list(map(weakref.ref, state.values()))
+        self.saved(state, False)
+        self.saved(state, True)
+        state.clear()
+        gc.collect()
+        self.assertEqual([ref() for ref in seen], [None, None])
 
     def test_modules_and_ties(self):
         class Net(torch.nn.Module):
