@@ -29,12 +29,13 @@ func BenchmarkDiff(b *testing.B) {
 		{"bf16/one stretch", stretch, half, 2},
 		{"fp32/1.5%", step(r, single, 4, 0.015), single, 4},
 	} {
-		b.Run(c.name, func(b *testing.B) { benchmarkDiff(b, c.src, c.base, c.width) })
+		b.Run(c.name+"/small", func(b *testing.B) { benchmarkDiff(b, c.src, c.base, c.width, Small) })
+		b.Run(c.name+"/quick", func(b *testing.B) { benchmarkDiff(b, c.src, c.base, c.width, Quick) })
 	}
 }
 
-func benchmarkDiff(b *testing.B, src, base []byte, width int) {
-	code, ok := AppendDiff(nil, src, base, width, len(src))
+func benchmarkDiff(b *testing.B, src, base []byte, width int, form Form) {
+	code, ok := AppendDiff(nil, src, base, width, len(src), form)
 	if !ok {
 		b.Fatal("no code")
 	}
@@ -43,7 +44,7 @@ func benchmarkDiff(b *testing.B, src, base []byte, width int) {
 		b.SetBytes(int64(len(src)))
 		b.ReportAllocs()
 		for b.Loop() {
-			code, ok = AppendDiff(code[:0], src, base, width, len(src)/4)
+			code, ok = AppendDiff(code[:0], src, base, width, len(src)/4, form)
 			if !ok {
 				b.Fatal("no code")
 			}
@@ -81,7 +82,7 @@ func BenchmarkAbandon(b *testing.B) {
 			b.SetBytes(int64(len(c.src)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, ok := AppendDiff(nil, c.src, c.base, c.width, len(c.src)/4); ok {
+				if _, ok := AppendDiff(nil, c.src, c.base, c.width, len(c.src)/4, Quick); ok {
 					b.Fatal("the code is short")
 				}
 			}

@@ -1,6 +1,7 @@
 package segment
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math/bits"
@@ -13,6 +14,7 @@ import (
 // pooled, so coding a segment allocates no memory in the long run.
 type coder struct {
 	width    int                        // the size of an element, at most 8 bytes
+	form     Form                       // of a code that is made
 	lines    [blockLen / lineLen]uint32 // the offsets of lines that changed
 	words    [blockLen / 8]uint32       // the offsets of words of 8 bytes that changed
 	at       []uint32                   // the offsets of elements that changed
@@ -103,19 +105,20 @@ func (c *coder) appendBlock(dst, a, b []byte) []byte {
 	}
 
 	c.gaps = gaps
+	raw := c.form == Quick && quickShare*(len(gaps)+c.width*len(c.at)) <= len(a)
 	dst = binary.AppendUvarint(dst, uint64(len(gaps)))
 	if len(c.at) == 0 {
 		return dst
 	}
 
-	dst = c.appendStream(dst, gaps)
+	dst = c.appendStream(dst, gaps, raw)
 	plane := c.plane[:len(c.at)]
 	for k := range c.width {
 		a, b := a[k:], b[k:]
 		for i, at := range c.at {
 			plane[i] = a[at] ^ b[at]
 		}
-		dst = c.appendStream(dst, plane)
+		dst = c.appendStream(dst, plane, raw)
 	}
 
 	return dst
@@ -208,8 +211,15 @@ func (c *coder) locate(gaps []byte, n int) error {
 	return nil
 }
 
-// appendStream appends p, which has at least one byte, as a stream.
-func (c *coder) appendStream(dst, p []byte) []byte {
+// appendStream appends p, which has at least one byte, as a stream, without a Huffman code if
+// raw is set.
+func (c *coder) appendStream(dst, p []byte, raw bool) []byte {
+	if raw {
+		if bytes.Count(p, p[:1]) == len(p) {
+			p = p[:1]
+		}
+		return append(binary.AppendUvarint(dst, uint64(len(p))), p...)
+	}
 	code, _, err := huff0.Compress4X(p, &c.enc)
 	if errors.Is(err, huff0.ErrUseRLE) {
 		code = p[:1]

@@ -63,6 +63,21 @@ const (
 	samplePlaces = 64
 	placeLen     = 128
 	sampleLen    = samplePlaces * placeLen
+
+	// quickShare is the largest part of a block that raw streams may have in a Quick code:
+	// 1/quickShare.
+	quickShare = 32
+)
+
+// Form says which of two codes of a difference is wanted. Patch applies both.
+type Form uint8
+
+const (
+	// Small is the shorter code.
+	Small Form = iota
+	// Quick is the code that Patch applies sooner. It lacks Huffman codes where few elements
+	// changed, and is about twice as long there.
+	Quick
 )
 
 // AppendDiff appends the code of the difference between src and base to dst. The lengths of
@@ -72,14 +87,14 @@ const (
 // If the code would be longer than limit, AppendDiff returns dst and false. It codes a sample
 // first, so that it costs little if nearly everything differs. Rarely, the sample makes it
 // refuse a segment with a shorter code, if few large parts of it changed.
-func AppendDiff(dst, src, base []byte, width, limit int) ([]byte, bool) {
-	return appendDiff(dst, src, base, width, limit, false)
+func AppendDiff(dst, src, base []byte, width, limit int, form Form) ([]byte, bool) {
+	return appendDiff(dst, src, base, width, limit, form, false)
 }
 
 // Advance is like AppendDiff, but it also makes base equal to src, even if it returns false.
 // If few elements differ, it writes only these.
-func Advance(dst, src, base []byte, width, limit int) ([]byte, bool) {
-	out, ok := appendDiff(dst, src, base, width, limit, true)
+func Advance(dst, src, base []byte, width, limit int, form Form) ([]byte, bool) {
+	out, ok := appendDiff(dst, src, base, width, limit, form, true)
 	if !ok {
 		copy(base, src)
 	}
@@ -88,7 +103,7 @@ func Advance(dst, src, base []byte, width, limit int) ([]byte, bool) {
 
 // appendDiff is AppendDiff. With advance it also makes base equal to src if it returns true,
 // and equal in part otherwise.
-func appendDiff(dst, src, base []byte, width, limit int, advance bool) ([]byte, bool) {
+func appendDiff(dst, src, base []byte, width, limit int, form Form, advance bool) ([]byte, bool) {
 	if err := check(len(src), width); err != nil {
 		panic("segment: " + err.Error())
 	}
@@ -99,7 +114,7 @@ func appendDiff(dst, src, base []byte, width, limit int, advance bool) ([]byte, 
 	c := coders.Get().(*coder)
 	defer coders.Put(c)
 
-	c.width = min(width, 8)
+	c.width, c.form = min(width, 8), form
 	if c.tooLong(src, base, limit) {
 		return dst, false
 	}

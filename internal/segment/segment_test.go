@@ -23,11 +23,23 @@ func random(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// diff returns the code of a difference after it has checked that Patch undoes it, that Advance
-// returns it, too, and that AppendPlaces and Count find the elements that differ.
+// diff returns the small code of a difference after it has checked both codes, and that
+// AppendPlaces and Count find the elements that differ.
 func diff(t testing.TB, src, base []byte, width int) []byte {
 	t.Helper()
-	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100)
+	small, quick := diffAs(t, src, base, width, Small), diffAs(t, src, base, width, Quick)
+	if most := len(small) + len(src)/quickShare + 100; len(quick) > most {
+		t.Fatalf("width %d, %d bytes: the quick code has %d bytes, over %d", width, len(src), len(quick), most)
+	}
+	checkPlaces(t, src, base, width)
+	return small
+}
+
+// diffAs returns a code of a difference after it has checked that Patch undoes it, and that
+// Advance returns it, too.
+func diffAs(t testing.TB, src, base []byte, width int, form Form) []byte {
+	t.Helper()
+	code, ok := AppendDiff([]byte("before"), src, base, width, 20*len(src)+100, form)
 	if !ok || !bytes.HasPrefix(code, []byte("before")) {
 		t.Fatalf("width %d, %d bytes: no code", width, len(src))
 	}
@@ -41,11 +53,17 @@ func diff(t testing.TB, src, base []byte, width int) []byte {
 	}
 	for _, limit := range []int{len(code), len(code) - 1} {
 		p := bytes.Clone(base)
-		got, ok := Advance(nil, src, p, width, limit)
+		got, ok := Advance(nil, src, p, width, limit, form)
 		if !bytes.Equal(p, src) || ok && !bytes.Equal(got, code) || ok && limit < len(code) {
 			t.Fatalf("width %d, %d bytes, at most %d: Advance = %d bytes, %v, and the base has changed: %v", width, len(src), limit, len(got), ok, !bytes.Equal(p, base))
 		}
 	}
+	return code
+}
+
+// checkPlaces checks that AppendPlaces and Count find what differs.
+func checkPlaces(t testing.TB, src, base []byte, width int) {
+	t.Helper()
 	n := len(src) / width * width
 	places := AppendPlaces([]uint32{77}, src[:n], base[:n], width)
 	var want []uint32
@@ -60,7 +78,6 @@ func diff(t testing.TB, src, base []byte, width int) []byte {
 	if got := Count(src[:n], base[:n], width); got != len(want) {
 		t.Fatalf("width %d, %d bytes: Count = %d, want %d", width, len(src), got, len(want))
 	}
-	return code
 }
 
 func TestRoundTripAtAllLengths(t *testing.T) {
@@ -151,11 +168,11 @@ func TestLimitOfDiff(t *testing.T) {
 		base := bf16(r, n, 0.02)
 		src := step(r, base, 2, 0.05)
 		code := diff(t, src, base, 2)
-		if got, ok := AppendDiff([]byte{7}, src, base, 2, len(code)); !ok || len(got) != 1+len(code) {
+		if got, ok := AppendDiff([]byte{7}, src, base, 2, len(code), Small); !ok || len(got) != 1+len(code) {
 			t.Errorf("%d elements: a limit of %d bytes refuses a code of %d bytes", n, len(code), len(code))
 		}
 		for _, limit := range []int{0, 1, len(code) / 2, len(code) - 1} {
-			if got, ok := AppendDiff([]byte{7}, src, base, 2, limit); ok || !bytes.Equal(got, []byte{7}) {
+			if got, ok := AppendDiff([]byte{7}, src, base, 2, limit, Small); ok || !bytes.Equal(got, []byte{7}) {
 				t.Errorf("%d elements: a limit of %d bytes allows a code of %d bytes", n, limit, len(code))
 			}
 		}
@@ -175,6 +192,9 @@ func TestSizes(t *testing.T) {
 	}{
 		{"equal", share(diff(t, half, half, 2)), 0.00001},
 		{"bf16 with 1.5 % changed", share(diff(t, step(r, half, 2, 0.015), half, 2)), 0.013},
+		{"bf16 with 1.5 % changed, quick", share(diffAs(t, step(r, half, 2, 0.015), half, 2, Quick)), 0.025},
+		{"bf16 with 5 % changed, quick", share(diffAs(t, step(r, half, 2, 0.05), half, 2, Quick)), 0.035},
+		{"fp32 with 1.5 % changed, quick", share(diffAs(t, step(r, single, 4, 0.015), single, 4, Quick)), 0.022},
 		{"bf16 with 2 % changed", share(diff(t, step(r, half, 2, 0.02), half, 2)), 0.017},
 		{"fp32 with 1.5 % changed", share(diff(t, step(r, single, 4, 0.015), single, 4)), 0.008},
 		{"a row changed", share(diff(t, row, half, 2)), 0.009},
@@ -190,7 +210,7 @@ func TestDenseDifferenceIsRefused(t *testing.T) {
 	r := random(t)
 	for _, width := range widths {
 		base, src := noise(r, MaxLen), noise(r, MaxLen)
-		if _, ok := AppendDiff(nil, src, base, width, MaxLen/4); ok {
+		if _, ok := AppendDiff(nil, src, base, width, MaxLen/4, Quick); ok {
 			t.Errorf("width %d: noise has a code of a quarter", width)
 		}
 	}
@@ -292,7 +312,7 @@ func TestAllocations(t *testing.T) {
 	least := 1e9
 	for try := 0; try < 100 && least > 0; try++ {
 		least = min(least, testing.AllocsPerRun(1, func() {
-			d, _ = AppendDiff(d[:0], src, base, 2, len(src))
+			d, _ = AppendDiff(d[:0], src, base, 2, len(src), Quick)
 			if err := Patch(q, d, 2); err != nil {
 				t.Fatal(err)
 			}
@@ -313,7 +333,7 @@ func TestConcurrentUse(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 20 {
-				a, _ := AppendDiff(nil, src, base, 2, len(src))
+				a, _ := AppendDiff(nil, src, base, 2, len(src), Small)
 				q := bytes.Clone(base)
 				if err := Patch(q, d, 2); err != nil || !bytes.Equal(q, src) || !bytes.Equal(a, d) {
 					t.Errorf("the difference of a goroutine differs: %v", err)

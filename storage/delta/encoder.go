@@ -261,7 +261,11 @@ func (e *Encoder) diff(ctx context.Context, p *planned, base *known, src, old, c
 			return nil, nil // the base is damaged
 		}
 	}
-	out, ok := diff(code, src, old, rng.Width, len(src)/diffShare)
+	form := segment.Quick
+	if e.segs != nil {
+		form = segment.Small // others transfer the code, and apply each difference once
+	}
+	out, ok := diff(code, src, old, rng.Width, len(src)/diffShare, form)
 	if !ok {
 		return nil, nil
 	}
