@@ -350,7 +350,7 @@ class Remembered:
         self.places: dict[int, dict[str, Any]] = {}  # of values
         self.numbers: list[int] = []  # of the leaves that are tensors; the lists below have an entry for each
         self.same: dict[int, int] = {}  # entries with the same memory as an earlier entry
-        self.specs: dict[int, tuple[type, Any, Any]] = {}  # of DTensors, with what _form returns
+        self.specs: dict[int, tuple[Any, Any, Any]] = {}  # of DTensors: type, spec, and what _form returns
         tensors: list[torch.Tensor] = []  # this rank's parts of DTensors
         if state.absent or len(state.items) != len(leaves) or any(u.at is not None for u in state.units):
             return
@@ -380,7 +380,7 @@ class Remembered:
             tensors.append(t)
             if spec is not None:
                 self.specs[here] = type(v), spec, _form(v)
-        self.like = alike(tensors)
+        self.like = _alike(tensors)
         self.items, self.texts = state.items, state.texts
         self.units = [(u.blobs, u.places, u.size, u.said, [b.items[0] for b in u.blobs]) for u in state.units]
         self.raw = any(t.dtype not in _JOINED for t in tensors)
@@ -459,15 +459,16 @@ class Remembered:
 _form = operator.attrgetter("dtype", "shape", "requires_grad")
 
 
-def alike(tensors: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
+def _alike(tensors: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
     """Returns a function that reports whether other tensors have the types, dtypes, shapes, strides and devices of
     contiguous tensors, and their requires_grad.
     """
     try:  # PyTorch's compiler compares all tensors in one call, in a quarter of the time
         from torch._C._dynamo import guards
 
-        known = guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors],
-                                    dynamic_dims_strides=[list(t.stride()) for t in tensors])
+        make: Any = guards.TensorGuards  # its stub lacks the tensors
+        known = make(*tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors],
+                     dynamic_dims_strides=[list(t.stride()) for t in tensors])
         return lambda others: bool(known.check(*others))
     except Exception:  # not all releases have it
         kinds, forms = list(map(type, tensors)), list(map(_every, tensors))
