@@ -203,11 +203,12 @@ class _Unit:
 
     def message(self, at: int) -> str:
         """Returns the items and their places in JSON, if the unit is at an offset of the shared memory."""
-        if at not in self.said:
-            self.said.clear()
+        if (text := self.said.get(at)) is None:
             places = [at + place + start for blob, place in zip(self.blobs, self.places) for start in blob.starts]
-            self.said[at] = _json({"stamp": at, "items": list(self.items()), "at": places})
-        return self.said[at]
+            text = _json({"stamp": at, "items": list(self.items()), "at": places})
+            self.said.clear()  # another save may be staged at the same time
+            self.said[at] = text
+        return text
 
 
 # Small tensors of these dtypes are joined as they are. Those of others are joined as bytes.
