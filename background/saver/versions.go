@@ -51,6 +51,7 @@ func (b *newestBody) search(ctx context.Context, look versions.Look, found *foun
 	found.Known, found.Search = &b.Known, b.Search
 	if b.Outcome != nil && b.Search.Now != nil && b.Search.Report(&b.Known, b.Outcome.err()) {
 		found.Over = overFailed
+		found.add(nil, b.Search.Tried)
 		return nil
 	}
 
