@@ -197,13 +197,19 @@ func TestLoadsOfVersions(t *testing.T) {
 	}
 }
 
-func TestNegativeKeepIsRefused(t *testing.T) {
-	for typ, body := range map[string]any{
-		typeLoad:     loadBody{Load: 1, source: source{Store: "/x", Keep: -1}},
-		typeDescribe: describeBody{Load: 1, source: source{Store: "/x", Keep: -1}},
+func TestBadVersionsAreRefused(t *testing.T) {
+	for name, m := range map[string]struct {
+		kind string
+		body any
+	}{
+		"a negative cache of a load":        {typeLoad, loadBody{Load: 1, source: source{Store: "/x", Keep: -1}}},
+		"a negative cache of a description": {typeDescribe, describeBody{Load: 1, source: source{Store: "/x", Keep: -1}}},
+		"an impossible search":              {typeNewest, newestBody{Load: 1, Store: "/x", Search: &versions.Search{Again: true}}},
 	} {
-		c := newLoader(t)
-		c.send(typ, body)
-		c.expect(typeRefused)
+		t.Run(name, func(t *testing.T) {
+			c := newLoader(t)
+			c.send(m.kind, m.body)
+			c.expect(typeRefused)
+		})
 	}
 }

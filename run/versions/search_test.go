@@ -27,11 +27,11 @@ func through[T any](t *testing.T, v *T) *T {
 
 // The outcomes of an attempt, or of a look. broken is about no version.
 var (
-	gone      = fmt.Errorf("load: %w", storage.ErrChanged)
-	damaged   = fmt.Errorf("load: %w", storage.ErrCorrupt)
-	unfit     = fmt.Errorf("load: %w", plan.ErrMissing)
-	ofARecipe = &group.RemoteError{Text: "padding is not zero", Codes: []string{"recipe.check"}}
-	broken    = errors.New("the network is down")
+	errGone    = fmt.Errorf("load: %w", storage.ErrChanged)
+	errDamaged = fmt.Errorf("load: %w", storage.ErrCorrupt)
+	errUnfit   = fmt.Errorf("load: %w", plan.ErrMissing)
+	errRecipe  = &group.RemoteError{Text: "padding is not zero", Codes: []string{"recipe.check"}}
+	errBroken  = errors.New("the network is down")
 )
 
 // Each outcome of an attempt, when a version is read for the first and for the second time.
@@ -51,18 +51,18 @@ func TestReport(t *testing.T) {
 	}{
 		{name: "loaded", over: true},
 		{name: "loaded", again: true, over: true, search: versions.Search{Again: true}},
-		{name: "gone", err: gone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7: "},
-		{name: "gone", again: true, err: gone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7, read again: "},
-		{name: "gone", step: true, err: gone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7: "},
-		{name: "damaged", err: damaged, search: versions.Search{Again: true}, known: versions.Known{Unfit: older}, problem: "version 7: "},
-		{name: "damaged", again: true, err: damaged, search: versions.Search{Damaged: true}, known: versions.Known{Unfit: older, Damaged: damage}, problem: "version 7, read again: "},
-		{name: "damaged", step: true, again: true, err: damaged, search: versions.Search{Damaged: true}, known: versions.Known{Unfit: older, Damaged: damage}, problem: "version 7, read again: "},
-		{name: "unfit", err: unfit, over: true, known: versions.Known{Unfit: &version}, problem: "version 7: "},
-		{name: "unfit", again: true, err: unfit, over: true, known: versions.Known{Unfit: &version}, problem: "version 7, read again: "},
-		{name: "unfit, by a recipe", err: ofARecipe, over: true, known: versions.Known{Unfit: &version}, problem: "version 7: "},
-		{name: "unfit", step: true, err: unfit, over: true, known: versions.Known{Unfit: older}, problem: "version 7: "},
-		{name: "failed", err: broken, over: true, known: versions.Known{Unfit: older}, problem: "version 7: "},
-		{name: "failed", again: true, err: broken, over: true, known: versions.Known{Unfit: older}, problem: "version 7, read again: "},
+		{name: "gone", err: errGone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7: "},
+		{name: "gone", again: true, err: errGone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7, read again: "},
+		{name: "gone", step: true, err: errGone, search: versions.Search{Gone: 1}, known: versions.Known{Unfit: older}, problem: "version 7: "},
+		{name: "damaged", err: errDamaged, search: versions.Search{Again: true}, known: versions.Known{Unfit: older}, problem: "version 7: "},
+		{name: "damaged", again: true, err: errDamaged, search: versions.Search{Damaged: true}, known: versions.Known{Unfit: older, Damaged: damage}, problem: "version 7, read again: "},
+		{name: "damaged", step: true, again: true, err: errDamaged, search: versions.Search{Damaged: true}, known: versions.Known{Unfit: older, Damaged: damage}, problem: "version 7, read again: "},
+		{name: "unfit", err: errUnfit, over: true, known: versions.Known{Unfit: &version}, problem: "version 7: "},
+		{name: "unfit", again: true, err: errUnfit, over: true, known: versions.Known{Unfit: &version}, problem: "version 7, read again: "},
+		{name: "unfit, by a recipe", err: errRecipe, over: true, known: versions.Known{Unfit: &version}, problem: "version 7: "},
+		{name: "unfit", step: true, err: errUnfit, over: true, known: versions.Known{Unfit: older}, problem: "version 7: "},
+		{name: "failed", err: errBroken, over: true, known: versions.Known{Unfit: older}, problem: "version 7: "},
+		{name: "failed", again: true, err: errBroken, over: true, known: versions.Known{Unfit: older}, problem: "version 7, read again: "},
 		{name: "cancelled", err: context.Canceled, over: true, known: versions.Known{Unfit: older}, problem: "version 7: "},
 	} {
 		s := &versions.Search{Again: c.again}
@@ -114,7 +114,7 @@ func TestChoose(t *testing.T) {
 		"all looks are made, one was damaged":   {versions.Search{Gone: 15, Damaged: true, Looks: 16, Err: first}, last, "", versions.Damaged, versions.Damaged},
 		"read again":                            {versions.Search{Again: true, Now: &versions.Choice{Version: versions.Version{Step: 9}}, Looks: 1, Err: first}, last, "", found, found},
 	} {
-		for outcome, err := range map[string]error{"found": nil, "gone": storage.ErrNotFound, "damaged": storage.ErrCorrupt, "failed": broken} {
+		for outcome, err := range map[string]error{"found": nil, "gone": storage.ErrNotFound, "damaged": storage.ErrCorrupt, "failed": errBroken} {
 			s, looks := through(t, &c.search), ""
 			must.Do(t, s.Check())
 			got, gotErr := s.Choose(t.Context(), &c.known, func(_ context.Context, after, before *int64) (*run.Found, error) {
@@ -141,8 +141,8 @@ func TestChoose(t *testing.T) {
 					t.Errorf("%s, %s: Choose = %+v, %v; want version 9", name, outcome, got, gotErr)
 				}
 			case looks != "" && outcome == "failed":
-				if isOver || !errors.Is(gotErr, broken) {
-					t.Errorf("%s, %s: Choose = %v; want %v", name, outcome, gotErr, broken)
+				if isOver || !errors.Is(gotErr, errBroken) {
+					t.Errorf("%s, %s: Choose = %v; want %v", name, outcome, gotErr, errBroken)
 				}
 			case !isOver || over.Reason != want:
 				t.Errorf("%s, %s: Choose = %+v, %v; want an Over, %s", name, outcome, got, gotErr, want)
@@ -190,28 +190,28 @@ func TestSearches(t *testing.T) {
 	}{
 		"the newest":                          {run: chain, tried: "3"},
 		"an older one":                        {run: chain, step: new(int64(2)), tried: "2"},
-		"damaged once":                        {run: chain, outcomes: []error{damaged}, tried: "3 3", problems: 1},
-		"damaged":                             {run: chain, outcomes: []error{damaged, damaged}, tried: "3 3 2", problems: 2},
-		"two are damaged":                     {run: chain, outcomes: []error{damaged, damaged, damaged, damaged}, tried: "3 3 2 2 1", problems: 4},
-		"all newer ones are damaged":          {run: chain, last: last, outcomes: []error{damaged, damaged, damaged, damaged}, tried: "3 3 2 2", problems: 4, want: "version 3, read again: load: checkpoint is corrupt; no newer version can be loaded, so the state stays as it is"},
-		"a damaged step":                      {run: chain, last: last, step: new(int64(2)), outcomes: []error{damaged, damaged}, tried: "2 2", problems: 2, want: "version 2, read again: load: checkpoint is corrupt; the state stays as it is"},
-		"damaged, then replaced":              {run: chain, outcomes: []error{damaged, gone}, event: replaced, tried: "3 3 3", problems: 2},
-		"replaced":                            {run: chain, outcomes: []error{gone, gone}, event: replaced, tried: "3 3 3", problems: 2},
-		"removed":                             {run: chain, outcomes: []error{gone}, event: removed, tried: "3 2", problems: 1},
-		"a step is removed":                   {run: chain, step: new(int64(3)), outcomes: []error{gone}, event: removed, tried: "3", problems: 1, want: "version 3: no checkpoint here"},
-		"removed, and no other one is newer":  {run: weights{1: "a", 3: "c"}, last: &versions.Version{Step: 2}, outcomes: []error{gone}, event: removed, tried: "3", problems: 1, want: "nor could later versions be loaded, so the state stays as it is"},
-		"replaced all the time":               {run: chain, outcomes: repeated(gone, 16), event: replaced, tried: strings.TrimSpace(strings.Repeat("3 ", 16)), problems: 16, want: "version 3: load: checkpoint was replaced meanwhile; nor could later versions be loaded, so the state stays as it is"},
-		"replaced 15 times":                   {run: chain, outcomes: repeated(gone, 15), event: replaced, tried: strings.TrimSpace(strings.Repeat("3 ", 16)), problems: 15},
-		"it does not fit":                     {run: chain, outcomes: []error{unfit}, tried: "3", problems: 1, want: unfit.Error()},
-		"it fails":                            {run: chain, outcomes: []error{damaged, broken}, tried: "3 3", problems: 2, want: broken.Error()},
+		"damaged once":                        {run: chain, outcomes: []error{errDamaged}, tried: "3 3", problems: 1},
+		"damaged":                             {run: chain, outcomes: []error{errDamaged, errDamaged}, tried: "3 3 2", problems: 2},
+		"two are damaged":                     {run: chain, outcomes: []error{errDamaged, errDamaged, errDamaged, errDamaged}, tried: "3 3 2 2 1", problems: 4},
+		"all newer ones are damaged":          {run: chain, last: last, outcomes: []error{errDamaged, errDamaged, errDamaged, errDamaged}, tried: "3 3 2 2", problems: 4, want: "version 3, read again: load: checkpoint is corrupt; no newer version can be loaded, so the state stays as it is"},
+		"a damaged step":                      {run: chain, last: last, step: new(int64(2)), outcomes: []error{errDamaged, errDamaged}, tried: "2 2", problems: 2, want: "version 2, read again: load: checkpoint is corrupt; the state stays as it is"},
+		"damaged, then replaced":              {run: chain, outcomes: []error{errDamaged, errGone}, event: replaced, tried: "3 3 3", problems: 2},
+		"replaced":                            {run: chain, outcomes: []error{errGone, errGone}, event: replaced, tried: "3 3 3", problems: 2},
+		"removed":                             {run: chain, outcomes: []error{errGone}, event: removed, tried: "3 2", problems: 1},
+		"a step is removed":                   {run: chain, step: new(int64(3)), outcomes: []error{errGone}, event: removed, tried: "3", problems: 1, want: "version 3: no checkpoint here"},
+		"removed, and no other one is newer":  {run: weights{1: "a", 3: "c"}, last: &versions.Version{Step: 2}, outcomes: []error{errGone}, event: removed, tried: "3", problems: 1, want: "nor could later versions be loaded, so the state stays as it is"},
+		"replaced all the time":               {run: chain, outcomes: repeated(errGone, 16), event: replaced, tried: strings.TrimSpace(strings.Repeat("3 ", 16)), problems: 16, want: "version 3: load: checkpoint was replaced meanwhile; nor could later versions be loaded, so the state stays as it is"},
+		"replaced 15 times":                   {run: chain, outcomes: repeated(errGone, 15), event: replaced, tried: strings.TrimSpace(strings.Repeat("3 ", 16)), problems: 15},
+		"it does not fit":                     {run: chain, outcomes: []error{errUnfit}, tried: "3", problems: 1, want: errUnfit.Error()},
+		"it fails":                            {run: chain, outcomes: []error{errDamaged, errBroken}, tried: "3 3", problems: 2, want: errBroken.Error()},
 		"no version":                          {run: weights{}, want: "no checkpoint here"},
 		"no version, with a last one":         {run: weights{}, last: last, want: "no version 1 or newer, so the state stays as it is; Prepare with a step goes back: no checkpoint here"},
 		"no such version":                     {run: chain, step: new(int64(7)), want: "version 7: no checkpoint here"},
 		"newer ones cannot be opened":         {run: weights{1: "a", 2: "damaged", 3: "damaged"}, tried: "1", problems: 2},
-		"they are named once":                 {run: weights{1: "a", 2: "b", 3: "damaged"}, outcomes: []error{gone, damaged, damaged}, tried: "2 2 2 1", problems: 4},
+		"they are named once":                 {run: weights{1: "a", 2: "b", 3: "damaged"}, outcomes: []error{errGone, errDamaged, errDamaged}, tried: "2 2 2 1", problems: 4},
 		"a step cannot be opened":             {run: weights{1: "a", 2: "damaged"}, step: new(int64(2)), want: "version 2: checkpoint is corrupt"},
 		"no version can be opened":            {run: weights{2: "damaged"}, want: "checkpoint is corrupt"},
-		"a damaged one, and one that is gone": {run: chain, outcomes: []error{damaged, damaged, gone}, tried: "3 3 2 2", problems: 3},
+		"a damaged one, and one that is gone": {run: chain, outcomes: []error{errDamaged, errDamaged, errGone}, tried: "3 3 2 2", problems: 3},
 	} {
 		w, known, s, tried := weights{}, &versions.Known{Last: c.last}, &versions.Search{Step: c.step}, []string{}
 		for step, save := range c.run {
@@ -256,10 +256,10 @@ func repeated(err error, n int) []error {
 // A pause ends with its context.
 func TestChooseIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(broken)
+	cancel(errBroken)
 	s := &versions.Search{Gone: 2, Looks: 2, Err: new(group.RemoteError)}
-	if _, err := s.Choose(ctx, new(versions.Known), failing(storage.ErrNotFound), 1<<60); !errors.Is(err, broken) {
-		t.Errorf("Choose = %v; want %v", err, broken)
+	if _, err := s.Choose(ctx, new(versions.Known), failing(storage.ErrNotFound), 1<<60); !errors.Is(err, errBroken) {
+		t.Errorf("Choose = %v; want %v", err, errBroken)
 	}
 }
 

@@ -91,7 +91,7 @@ func stepOf(c *versions.Choice) int64 {
 	return c.Step
 }
 
-// In looks again if a checkpoint is replaced or removed, and bounds the steps.
+// In looks at the run: this one is empty.
 func TestIn(t *testing.T) {
 	r := must.Get(run.Open(t.Context(), t.TempDir(), ""))(t)
 	if got, err := versions.In(r, run.Bounds{})(t.Context(), nil, new(int64(3))); !errors.Is(err, storage.ErrNotFound) {
