@@ -184,7 +184,7 @@ func (f *Follower) now() *versions.Known {
 // damaged. Each rank may call it by itself. The error wraps ErrNotFound if there is no
 // version.
 func (f *Follower) Newest(ctx context.Context) (int64, error) {
-	c, err := f.now().Newest(ctx, f.look)
+	c, err := f.now().Newest(ctx, f.look, nil)
 	if err != nil {
 		return 0, f.wrap(err)
 	}

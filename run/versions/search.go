@@ -85,7 +85,7 @@ func (s *Search) Choose(ctx context.Context, k *Known, look Look, pause time.Dur
 		return s.Now, nil
 	}
 	if s.Step != nil && s.Damaged {
-		return nil, &Over{Damaged, s.Err, s.Err.Text + "; the state stays as it is"}
+		return nil, s.lost("the state stays as it is")
 	}
 
 	for s.Looks < attempts {
@@ -102,7 +102,7 @@ func (s *Search) Choose(ctx context.Context, k *Known, look Look, pause time.Dur
 		}
 
 		if s.Damaged {
-			return nil, &Over{Damaged, s.Err, s.Err.Text + "; no newer version can be loaded, so the state stays as it is"}
+			return nil, s.lost("no newer version can be loaded, so the state stays as it is")
 		}
 		if verdict == storage.Damaged || s.Step != nil || s.Gone == 0 {
 			return nil, s.none(k, verdict, err)
@@ -110,11 +110,7 @@ func (s *Search) Choose(ctx context.Context, k *Known, look Look, pause time.Dur
 		s.Gone++ // the version that takes the place of the last one is not there yet
 	}
 
-	reason := Gone
-	if s.Damaged {
-		reason = Damaged
-	}
-	return nil, &Over{reason, s.Err, s.Err.Text + "; nor could later versions be loaded, so the state stays as it is"}
+	return nil, s.lost("nor could later versions be loaded, so the state stays as it is")
 }
 
 // look looks for the version to try next.
@@ -123,9 +119,18 @@ func (s *Search) look(ctx context.Context, k *Known, look Look) (*Choice, error)
 		return choice(look(ctx, new(*s.Step-1), new(*s.Step+1)))
 	}
 	if k.Last != nil && s.Damaged { // the version of the last update does not make up for it
-		return k.newest(ctx, look, &k.Last.Step)
+		return k.Newest(ctx, look, &k.Last.Step)
 	}
-	return k.newest(ctx, look, k.notBefore())
+	return k.Newest(ctx, look, k.notBefore())
+}
+
+// lost returns the error of a search whose attempts have failed.
+func (s *Search) lost(text string) *Over {
+	o := &Over{Gone, s.Err, s.Err.Text + "; " + text}
+	if s.Damaged {
+		o.Reason = Damaged
+	}
+	return o
 }
 
 // none returns the error of a run without a version to try.

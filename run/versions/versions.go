@@ -53,13 +53,9 @@ type Known struct {
 	Unfit *Version `json:"unfit,omitempty"`
 }
 
-// Newest returns the newest version without those in k.Damaged. Run.Newest describes the errors.
-func (k *Known) Newest(ctx context.Context, look Look) (*Choice, error) {
-	return k.newest(ctx, look, nil)
-}
-
-// newest is Newest of the versions above after.
-func (k *Known) newest(ctx context.Context, look Look, after *int64) (*Choice, error) {
+// Newest returns the newest version whose step is above after and that is not in k.Damaged. Nil: no bound.
+// Run.Newest describes the errors.
+func (k *Known) Newest(ctx context.Context, look Look, after *int64) (*Choice, error) {
 	var before *int64
 	var damaged []group.RemoteError
 	for {
@@ -94,7 +90,7 @@ func choice(found *run.Found, err error) (*Choice, error) {
 // and not k.Unfit. Nil: there is no such version yet. passed are the problems of damaged versions that were
 // passed over.
 func (k *Known) New(ctx context.Context, look Look) (c *Choice, passed []group.RemoteError, err error) {
-	c, err = k.newest(ctx, look, k.notBefore())
+	c, err = k.Newest(ctx, look, k.notBefore())
 	switch storage.Judge(err) {
 	case storage.Failed:
 		return nil, nil, err

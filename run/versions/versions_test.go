@@ -68,7 +68,7 @@ func TestNewestAndNew(t *testing.T) {
 		"it does not fit":                  {weights{2: "b", 3: "c"}, versions.Known{Unfit: &versions.Version{Step: 3, SaveID: "c"}}, 3, 0, 0},
 		"it does not fit, saved again":     {weights{2: "b", 3: "d"}, versions.Known{Unfit: &versions.Version{Step: 3, SaveID: "c"}}, 3, 3, 0},
 	} {
-		if got, err := c.known.Newest(t.Context(), c.run.look); stepOf(got) != c.newest || (err != nil) != (c.newest == 0) {
+		if got, err := c.known.Newest(t.Context(), c.run.look, nil); stepOf(got) != c.newest || (err != nil) != (c.newest == 0) {
 			t.Errorf("%s: Newest = %+v, %v; want %d", name, got, err, c.newest)
 		}
 		got, passed, err := c.known.New(t.Context(), c.run.look)
