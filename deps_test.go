@@ -98,9 +98,10 @@ var layers = []struct{ name, imports string }{
 	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/commit"},
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor value"},
 	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/commit transfer"},
+	{"run/versions", "group plan run storage storage/formats tensor value"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
-	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
-	{".", "run blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{"background/saver", "run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{".", "run run/versions blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},

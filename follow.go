@@ -1,32 +1,26 @@
 package cairn
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/internal/segment"
 	"github.com/cairn-ckpt/cairn/internal/work"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/run/versions"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/delta"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
-	"github.com/cairn-ckpt/cairn/value"
 )
 
 // Newest is the version of Follower.Prepare that means the newest one.
@@ -68,39 +62,13 @@ type Follower struct {
 	group   Group
 	cache   *delta.Cache
 	run     *run.Run
+	look    versions.Look
 
 	mu      sync.Mutex
-	version version          // of the last update; guarded by mu
-	updated bool             // there was an update that was completed; guarded by mu
-	changes int              // how many commits have begun; guarded by mu
-	damaged map[int64]string // versions that cannot be loaded, and their saves; guarded by mu
-	unfit   version          // the newest one, if it does not fit the state of the last Prepare; guarded by mu
-	logged  map[string]bool  // what Logger has received; guarded by mu
-	memory  []byte           // for parts of a version; guarded by mu
-}
-
-// version is a version of the run.
-type version struct {
-	Step   int64
-	SaveID string
-	Path   []byte // which need not be UTF-8
-
-	// Damaged are the problems of newer versions that were passed over.
-	Damaged []*group.RemoteError `json:",omitempty"`
-}
-
-// is reports whether v and w are the same save.
-func (v *version) is(w *version) bool {
-	return v.Step == w.Step && v.SaveID == w.SaveID && len(w.Path) > 0
-}
-
-// versionOf returns what was found in the run.
-func versionOf(found *run.Found) version {
-	v := version{Step: *found.Step, SaveID: found.SaveID, Path: []byte(found.Path)}
-	for _, d := range found.Damaged {
-		v.Damaged = append(v.Damaged, group.NewRemoteError(fmt.Errorf("version %d: %w", d.Step, d.Err)))
-	}
-	return v
+	known   versions.Known  // guarded by mu
+	changes int             // how many commits have begun; guarded by mu
+	logged  map[string]bool // what Logger has received; guarded by mu
+	memory  []byte          // for parts of a version; guarded by mu
 }
 
 // UpdateReport describes an update of a state to a version, on this rank.
@@ -132,7 +100,7 @@ type UpdateReport struct {
 // checkpoint, of any format, is a version. Its number is the step that the checkpoint records
 // or, if it does not record one, the number at the end of its name.
 func Follow(address string, opts *FollowOptions) (*Follower, error) {
-	f := &Follower{address: address, damaged: map[int64]string{}, logged: map[string]bool{}}
+	f := &Follower{address: address, logged: map[string]bool{}}
 	if opts != nil {
 		f.options = *opts
 	}
@@ -158,6 +126,7 @@ func Follow(address string, opts *FollowOptions) (*Follower, error) {
 	if err != nil {
 		return nil, f.wrap(err)
 	}
+	f.look = versions.In(f.run, run.Bounds{Format: f.options.Format, Options: &formats.Options{Base: f.options.Base}})
 	return f, nil
 }
 
@@ -196,51 +165,30 @@ func (f *Follower) put(p []byte) {
 // Version returns the version of the last update. ok is false if there was no update, or if
 // the last one failed while it changed the state.
 func (f *Follower) Version() (version int64, ok bool) {
+	if last := f.now().Last; last != nil {
+		return last.Step, true
+	}
+	return 0, false
+}
+
+// now returns what is known about versions.
+func (f *Follower) now() *versions.Known {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.version.Step, f.updated
+	k := f.known
+	k.Damaged = maps.Clone(k.Damaged)
+	return &k
 }
 
 // Newest returns the newest complete version, without versions that Prepare has found
 // damaged. Each rank may call it by itself. The error wraps ErrNotFound if there is no
 // version.
 func (f *Follower) Newest(ctx context.Context) (int64, error) {
-	v, err := f.newest(ctx, nil, nil)
-	return v.Step, f.wrap(err)
-}
-
-// look returns the newest version within bounds.
-func (f *Follower) look(ctx context.Context, after, before *int64) (*run.Found, error) {
-	return storage.Settle(func() (*run.Found, error) {
-		return f.run.Newest(ctx, run.Bounds{After: after, Before: before, Format: f.options.Format, Options: &formats.Options{Base: f.options.Base}})
-	})
-}
-
-// newest returns the newest version within bounds that is not known to be damaged.
-func (f *Follower) newest(ctx context.Context, after, before *int64) (version, error) {
-	var damaged []*group.RemoteError
-	for {
-		found, err := f.look(ctx, after, before)
-		if err != nil {
-			return version{}, err
-		}
-		v := versionOf(found)
-		damaged = append(damaged, v.Damaged...)
-		f.mu.Lock()
-		saveID, bad := f.damaged[v.Step]
-		f.mu.Unlock()
-		if !bad || v.SaveID != saveID {
-			v.Damaged = damaged
-			return v, nil
-		}
-		before = found.Step
+	c, err := f.now().Newest(ctx, f.look, nil)
+	if err != nil {
+		return 0, f.wrap(err)
 	}
-}
-
-// unfits are errors of a version that another attempt to load it does not help against.
-var unfits = []error{
-	ErrMismatch, ErrMissing, ErrState, ErrVersion, ErrOptions, storage.ErrNotRepresentable,
-	tensor.ErrCast, tensor.ErrShape, tensor.ErrDType, value.ErrValue, value.ErrEncoding, value.ErrCodec,
+	return c.Step, nil
 }
 
 // Wait waits for a version that is newer than the version of the last update, and returns
@@ -249,34 +197,24 @@ var unfits = []error{
 // it does not fit the state: then it waits for one that is newer still, or for another save.
 // All ranks call it, and get what rank 0 has found.
 func (f *Follower) Wait(ctx context.Context) (int64, error) {
-	v, err := group.Broadcast(ctx, f.group, "version", 0, group.JSON[version](), func(ctx context.Context) (version, error) {
+	step, err := group.Broadcast(ctx, f.group, "version", 0, group.JSON[int64](), func(ctx context.Context) (int64, error) {
 		for {
-			f.mu.Lock()
-			last, updated, unfit := f.version, f.updated, f.unfit
-			f.mu.Unlock()
-			var after *int64
-			if updated {
-				after = new(last.Step - 1)
+			c, passed, err := f.now().New(ctx, f.look)
+			for i := range passed {
+				f.log(&passed[i])
 			}
-			v, err := f.newest(ctx, after, nil)
-			for _, damaged := range v.Damaged {
-				f.log(damaged)
+			if err != nil {
+				return 0, err
 			}
-			if err == nil && (!updated || !v.is(&last)) && !v.is(&unfit) {
-				return v, nil
+			if c != nil {
+				return c.Step, nil
 			}
-			switch storage.Judge(err) {
-			case storage.Failed:
-				return version{}, err
-			case storage.Damaged:
-				f.log(err)
-			}
-			if err := f.pause(ctx); err != nil {
-				return version{}, err
+			if err := versions.Pause(ctx, f.options.Interval); err != nil {
+				return 0, err
 			}
 		}
 	})
-	return v.Step, f.wrap(err)
+	return step, f.wrap(err)
 }
 
 // log logs why a version is passed over, once.
@@ -310,137 +248,47 @@ func (f *Follower) Update(ctx context.Context, state State) (*UpdateReport, erro
 // update. If it can load none, it returns the first error. All ranks prepare the same version,
 // or none.
 func (f *Follower) Prepare(ctx context.Context, state State, step int64) (*Prepared, error) {
-	begun := time.Now()
-	s := search{step: step}
-	for range attempts {
-		v, err := f.choose(ctx, &s)
-		switch verdict := storage.Judge(err); {
-		case verdict != storage.Fine && verdict != storage.Failed && s.damage != nil:
-			return nil, f.wrap(fmt.Errorf("%w; no newer version can be loaded, so the state stays as it is", s.damage))
-		case verdict == storage.Gone && step < 0 && s.gone > 0:
-			s.gone++ // the one that takes its place is not there yet
-			continue
-		case err != nil:
+	begun, s, fresh := time.Now(), new(versions.Search), false
+	if step >= 0 {
+		s.Step = &step
+	}
+	for {
+		c, err := group.Broadcast(ctx, f.group, "version", 0, group.JSON[*versions.Choice](), func(ctx context.Context) (*versions.Choice, error) {
+			return s.Choose(ctx, f.now(), f.look, f.options.Interval)
+		})
+		if err != nil {
 			return nil, f.wrap(err)
 		}
-
-		p, err := f.attempt(ctx, state, &v, &s)
-		switch verdict := storage.Judge(err); {
-		case err == nil:
-			p.full, p.tried, p.time = !p.hasFrom || s.fresh || f.cache == nil, s.tried, time.Since(begun)
-			return p, nil
-		case verdict == storage.Failed || ctx.Err() != nil:
-			return nil, f.wrap(err)
-		case verdict == storage.Damaged && step >= 0:
-			return nil, f.wrap(fmt.Errorf("%w; the state stays as it is", s.damage))
+		s.Take(c)
+		if s.Again {
+			f.cache.Clear() // its bytes may be why
+			fresh = true
 		}
-	}
-	return nil, f.wrap(fmt.Errorf("%w; nor could later versions be loaded, so the state stays as it is", cmp.Or(s.damage, s.tried[0])))
-}
 
-// attempts is how many versions Prepare tries. One may be removed while it is read, if the
-// trainer keeps few.
-const attempts = 16
-
-// search is a call of Prepare: what it looks for, and what went wrong so far. It is the same on
-// all ranks.
-type search struct {
-	step   int64 // or Newest
-	tried  []error
-	gone   int   // how often a version was replaced or removed meanwhile
-	fresh  bool  // the bytes in memory were not used
-	damage error // of the first damaged version
-}
-
-// pass notes newer versions that were passed over.
-func (s *search) pass(damaged []*group.RemoteError) {
-	for _, d := range damaged {
-		if !slices.ContainsFunc(s.tried, func(err error) bool { return err.Error() == d.Text }) {
-			s.tried = append(s.tried, d)
-		}
-	}
-}
-
-// attempt loads a version. If it is damaged, it is loaded again without the bytes that are kept
-// in memory, which may be why.
-func (f *Follower) attempt(ctx context.Context, state State, v *version, s *search) (*Prepared, error) {
-	s.pass(v.Damaged)
-	p, err := f.load(ctx, state, *v)
-	if storage.Judge(err) == storage.Damaged && ctx.Err() == nil {
-		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
-		s.fresh = true
-		f.cache.Clear()
-		p, err = f.load(ctx, state, *v)
-	}
-	if err != nil {
-		s.tried = append(s.tried, fmt.Errorf("version %d: %w", v.Step, err))
-	}
-
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch storage.Judge(err) {
-	case storage.Fine:
-		f.unfit = version{}
-	case storage.Gone:
-		s.gone++
-	case storage.Damaged:
-		s.damage = cmp.Or(s.damage, s.tried[len(s.tried)-1])
-		f.damaged[v.Step] = v.SaveID
-	case storage.Failed:
-		if s.step < 0 && slices.ContainsFunc(unfits, func(unfit error) bool { return errors.Is(err, unfit) }) {
-			f.unfit = *v
-		}
-	}
-	return p, err
-}
-
-// choose returns the version that all ranks take. It leaves out versions that could not be
-// loaded before.
-func (f *Follower) choose(ctx context.Context, s *search) (version, error) {
-	return group.Broadcast(ctx, f.group, "version", 0, group.JSON[version](), func(ctx context.Context) (version, error) {
-		if s.gone > 1 { // it may take a while
-			if err := f.pause(ctx); err != nil {
-				return version{}, err
-			}
-		}
-		if s.step >= 0 {
-			found, err := f.look(ctx, new(s.step-1), new(s.step+1))
-			if err != nil {
-				return version{}, fmt.Errorf("version %d: %w", s.step, err)
-			}
-			return versionOf(found), nil
-		}
+		p, err := f.load(ctx, state, c)
 		f.mu.Lock()
-		last, updated := f.version.Step, f.updated
+		over := s.Report(&f.known, err)
 		f.mu.Unlock()
-		if !updated {
-			return f.newest(ctx, nil, nil)
+		if err == nil {
+			p.full, p.time = !p.hasFrom || fresh || f.cache == nil, time.Since(begun)
+			for i := range s.Tried {
+				p.tried = append(p.tried, &s.Tried[i])
+			}
+			return p, nil
 		}
-		if s.damage != nil { // the caller is to know of it
-			return f.newest(ctx, &last, nil)
+		if over {
+			return nil, f.wrap(err)
 		}
-		v, err := f.newest(ctx, new(last-1), nil)
-		if storage.Judge(err) == storage.Gone || storage.Judge(err) == storage.Damaged {
-			err = fmt.Errorf("no version %d or newer, so the state stays as it is; Prepare with a step goes back: %w", last, err)
-		}
-		return v, err
-	})
-}
-
-// pause waits for the time between two looks at the run.
-func (f *Follower) pause(ctx context.Context) error {
-	select {
-	case <-time.After(f.options.Interval):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
 // load reads a version and compares. All ranks return the same error.
-func (f *Follower) load(ctx context.Context, state State, v version) (*Prepared, error) {
+func (f *Follower) load(ctx context.Context, state State, v *versions.Choice) (*Prepared, error) {
 	f.mu.Lock()
-	p := &Prepared{follower: f, version: v, from: f.version.Step, hasFrom: f.updated, changes: f.changes}
+	p := &Prepared{follower: f, version: v.Version, hasFrom: f.known.Last != nil, changes: f.changes}
+	if p.hasFrom {
+		p.from = f.known.Last.Step
+	}
 	f.mu.Unlock()
 	p.planner.Rename, p.planner.Cast = f.options.Rename, f.options.Cast
 	job := protocol.RankLoad{Group: f.group, Planner: &p.planner, State: state}
@@ -509,7 +357,7 @@ func (f *Follower) open(ctx context.Context, store blob.Store) (storage.Checkpoi
 // Prepared is a version that was read and verified: what differs from a state.
 type Prepared struct {
 	follower *Follower
-	version  version
+	version  versions.Version
 	from     int64
 	hasFrom  bool
 	changes  int // Follower.changes
@@ -535,7 +383,7 @@ func (p *Prepared) Commit() (*UpdateReport, error) {
 		return nil, f.wrap(fmt.Errorf("%w: this or another Commit has changed a state since Prepare: prepare it again", ErrOptions))
 	}
 	f.changes++
-	f.updated = false
+	f.known.Last = nil
 	c := &p.planner
 	begun := time.Now()
 	err := work.Each(context.Background(), len(c.found), runtime.GOMAXPROCS(0), func(_ context.Context, i int) error { return c.found[i].write() })
@@ -548,214 +396,9 @@ func (p *Prepared) Commit() (*UpdateReport, error) {
 		}
 	}
 	pause := time.Since(begun)
-	f.version, f.updated = p.version, true
+	f.known.Last = &p.version
 	return &UpdateReport{
 		Version: p.version.Step, From: p.from, HasFrom: p.hasFrom, SaveID: p.version.SaveID, Elements: c.elements, Changed: c.changed,
 		Bytes: c.bytes, ChangedBytes: c.changedBytes, ReadBytes: p.read, Time: p.time + pause, Pause: pause, Full: p.full, Tried: p.tried,
 	}, nil
-}
-
-// comparer is the default planner, but it compares with the state and does not fill it.
-type comparer struct {
-	plan.DefaultLoad
-
-	mu                                     sync.Mutex
-	memory                                 []byte         // for a batch of items; guarded by mu
-	used                                   int64          // of memory; guarded by mu
-	found                                  []difference   // guarded by mu
-	values                                 []func() error // guarded by mu
-	elements, changed, bytes, changedBytes int64          // guarded by mu
-}
-
-// ResolveTensor returns memory of its own.
-func (c *comparer) ResolveTensor(it *plan.ReadItem) (*tensor.Tensor, error) {
-	live, err := c.DefaultLoad.ResolveTensor(it)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at, n := c.used, live.NumBytes()
-	c.used += aligned(n)
-	t, err := tensor.FromBytes(live.DType(), live.Shape(), c.memory[at:at+n])
-	if err == nil && c.Cast == tensor.CastAny {
-		t = t.Lossy()
-	}
-	return t, err
-}
-
-// aligned rounds a number of bytes up.
-func aligned(n int64) int64 { return (n + 63) &^ 63 }
-
-// comparingReader reads the items of a comparer in batches.
-type comparingReader struct {
-	storage.Reader
-	planner  *comparer
-	follower *Follower
-}
-
-// ReadData implements storage.Reader.
-func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {
-	c := r.planner
-	sizes, most := make([]int64, len(p.Items)), int64(0)
-	total := int64(0)
-	for i := range p.Items {
-		if p.Items[i].Kind != plan.KindBytes {
-			live, err := c.DefaultLoad.ResolveTensor(&p.Items[i])
-			if err != nil {
-				return storage.ReadStats{}, err
-			}
-			sizes[i] = aligned(live.NumBytes())
-		}
-		most, total = max(most, sizes[i]), total+sizes[i]
-	}
-	c.memory = r.follower.take(max(most, min(total, r.follower.options.BufferBytes)))
-	defer func() {
-		r.follower.put(c.memory)
-		c.memory = nil
-	}()
-	var sum storage.ReadStats
-	for from := 0; from < len(p.Items); {
-		to, n := from, int64(0)
-		for to < len(p.Items) && n+sizes[to] <= int64(len(c.memory)) {
-			n += sizes[to]
-			to++
-		}
-		c.used = 0
-		batch := *p
-		batch.Items = p.Items[from:to]
-		st, err := r.Reader.ReadData(ctx, &batch, dst)
-		sum.Add(st)
-		if err != nil {
-			return sum, err
-		}
-		from = to
-	}
-	return sum, nil
-}
-
-// CommitTensor compares what was read with the state.
-func (c *comparer) CommitTensor(it *plan.ReadItem, t *tensor.Tensor) error {
-	live, err := c.DefaultLoad.ResolveTensor(it)
-	if err != nil {
-		return err
-	}
-	d, n := compare(live, t)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	size := int64(live.DType().Size())
-	c.elements += live.NumElements()
-	c.bytes += live.NumElements() * size
-	c.changed += n
-	c.changedBytes += n * size
-	c.found = append(c.found, d...)
-	return nil
-}
-
-// LoadBytes keeps a value until Commit.
-func (c *comparer) LoadBytes(it *plan.ReadItem, codec string, data []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	item, kept := *it, append([]byte(nil), data...)
-	c.values = append(c.values, func() error { return c.DefaultLoad.LoadBytes(&item, codec, kept) })
-	return nil
-}
-
-// difference is what differs between a part of a state and a version.
-type difference struct {
-	// live is the part, if it is contiguous. at are the offsets of elements of it, and values
-	// what they become. Without places, values is what all of it becomes.
-	live   []byte
-	size   int // of an element
-	n      int // elements that differ
-	at     []uint32
-	values []byte
-
-	// part is a part with strides, which becomes whole.
-	part, whole *tensor.Tensor
-}
-
-const (
-	// dense is the part of its elements, one in dense, from which a part that differs is kept
-	// whole.
-	dense = 8
-	// partBytes is the size of a difference. Several are compared and written at a time.
-	partBytes = segment.MaxLen
-)
-
-// compare returns what differs between a part of the state and t, which is contiguous, and
-// how many elements do.
-func compare(live, t *tensor.Tensor) ([]difference, int64) {
-	size, is := live.DType().Size(), t.Contents()
-	was, ok := live.Bytes()
-	if !ok { // rare, so the part is kept whole
-		if n := segment.Count(live.Contents(), is, size); n > 0 {
-			return []difference{{part: live, whole: t.Clone()}}, int64(n)
-		}
-		return nil, 0
-	}
-	parts := make([]difference, (len(is)+partBytes-1)/partBytes)
-	_ = work.Each(context.Background(), len(parts), runtime.GOMAXPROCS(0), func(_ context.Context, i int) error {
-		lo, hi := i*partBytes, min((i+1)*partBytes, len(is))
-		parts[i] = difference{live: was[lo:hi], size: size}
-		parts[i].compare(is[lo:hi])
-		return nil
-	})
-	n := int64(0)
-	for i := range parts {
-		n += int64(parts[i].n)
-	}
-	return slices.DeleteFunc(parts, func(d difference) bool { return d.n == 0 }), n
-}
-
-// scratch has memory for places.
-var scratch = sync.Pool{New: func() any { return new([]uint32) }}
-
-// compare notes what differs between d.live and is.
-func (d *difference) compare(is []byte) {
-	buf := scratch.Get().(*[]uint32)
-	defer scratch.Put(buf)
-	at, most := (*buf)[:0], len(is)/d.size/dense
-	// If much of the beginning differs, all of it may. Then it takes long to find the places.
-	if k := min(len(is), 4<<10); segment.Count(d.live[:k], is[:k], d.size) > k/d.size/dense {
-		d.n = segment.Count(d.live, is, d.size)
-	}
-	if d.n <= most {
-		at = segment.AppendPlaces(at, d.live, is, d.size)
-		*buf, d.n = at, len(at)
-	}
-	if d.n > most {
-		d.values = bytes.Clone(is)
-		return
-	}
-	d.at, d.values = slices.Clone(at), make([]byte, 0, d.n*d.size)
-	for _, i := range at {
-		d.values = append(d.values, is[i:int(i)+d.size]...)
-	}
-}
-
-// write changes the state.
-func (d *difference) write() error {
-	if d.whole != nil {
-		return tensor.Copy(d.part, d.whole)
-	}
-	if d.at == nil {
-		copy(d.live, d.values)
-		return nil
-	}
-	switch d.size {
-	case 1:
-		for i, at := range d.at {
-			d.live[at] = d.values[i]
-		}
-	case 2:
-		for i, at := range d.at {
-			binary.LittleEndian.PutUint16(d.live[at:], binary.LittleEndian.Uint16(d.values[2*i:]))
-		}
-	default:
-		for i, at := range d.at {
-			copy(d.live[at:], d.values[i*d.size:(i+1)*d.size])
-		}
-	}
-	return nil
 }

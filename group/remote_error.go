@@ -24,8 +24,8 @@ const maxText = 16 << 10
 // of the registered errors that it wraps (see [RegisterError]), so that
 // errors.Is finds them on the other side too.
 type RemoteError struct {
-	Text  string
-	Codes []string
+	Text  string   `json:"text"`
+	Codes []string `json:"codes,omitempty"`
 	// local is the error itself, on the rank where it happened.
 	local error
 }

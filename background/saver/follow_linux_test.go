@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/run/versions"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -51,7 +52,7 @@ func saveVersions(t *testing.T, dir string, versions int64) []*tensor.Tensor {
 	return out
 }
 
-// newest asks for the newest checkpoint of a run.
+// newest asks for a version of a run.
 func (c *trainer) newest(b newestBody) (foundBody, error) {
 	c.Helper()
 	b.Load = 9
@@ -71,37 +72,80 @@ func (c *trainer) newest(b newestBody) (foundBody, error) {
 func TestNewest(t *testing.T) {
 	dir := t.TempDir()
 	c := newLoader(t)
-	if _, err := c.newest(newestBody{Store: filepath.Join(dir, "nothing")}); !errors.Is(err, storage.ErrNotFound) {
-		t.Errorf("a run that does not exist: %v", err)
-	}
-	saveVersions(t, dir, 3)
-	for _, q := range []struct {
-		after, before *int64
-		want          int64
-	}{{nil, nil, 3}, {new(int64(2)), nil, 3}, {nil, new(int64(3)), 2}, {new(int64(0)), new(int64(2)), 1}} {
-		got, err := c.newest(newestBody{Store: dir, After: q.after, Before: q.before})
-		name := run.FolderName(q.want)
-		want := foundBody{Load: 9, Name: name, Store: filepath.Join(dir, name), Step: q.want, SaveID: fmt.Sprintf("save-%d", q.want)}
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("newest = %+v, %v; want %+v", got, err, want)
+	none := func(what string, b newestBody) {
+		t.Helper()
+		if got, err := c.newest(b); err != nil || got.Version != nil {
+			t.Errorf("%s: %+v, %v; want no version", what, got, err)
 		}
 	}
-	if _, err := c.newest(newestBody{Store: dir, After: new(int64(3))}); !errors.Is(err, storage.ErrNotFound) {
-		t.Errorf("after the newest: %v; want ErrNotFound", err)
-	}
-	if _, err := c.newest(newestBody{Store: dir, Format: "torchdcp"}); !errors.Is(err, storage.ErrNotFound) {
-		t.Errorf("another format: %v; want ErrNotFound", err)
+	none("a run that does not exist", newestBody{Store: filepath.Join(dir, "nothing")})
+	saveVersions(t, dir, 3)
+	none("the version of the last update", newestBody{Store: dir, Known: versions.Known{Last: &versions.Version{Step: 3, SaveID: "save-3"}}})
+	none("another format", newestBody{Store: dir, Format: "torchdcp"})
+	for name, q := range map[string]struct {
+		known versions.Known
+		want  int64
+	}{
+		"the newest":                   {versions.Known{}, 3},
+		"another save of the last":     {versions.Known{Last: &versions.Version{Step: 3, SaveID: "another"}}, 3},
+		"one that is known as damaged": {versions.Known{Damaged: map[int64]string{3: "save-3"}}, 2},
+	} {
+		got, err := c.newest(newestBody{Store: dir, Known: q.known})
+		want := foundBody{Load: 9, Version: &versionBody{versions.Version{Step: q.want, SaveID: fmt.Sprintf("save-%d", q.want)}, filepath.Join(dir, run.FolderName(q.want))}}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, want)
+		}
 	}
 	if _, err := c.newest(newestBody{Store: "gopher://x"}); !errors.Is(err, storage.ErrOptions) {
 		t.Errorf("an unknown scheme: %v; want ErrOptions", err)
 	}
+
 	must.Do(t, os.Truncate(filepath.Join(dir, run.FolderName(3), "cairn.json"), 5))
 	got, err := c.newest(newestBody{Store: dir})
-	if err != nil || got.Step != 2 || len(got.Damaged) != 1 || got.Damaged[0].Step != 3 || !strings.Contains(got.Damaged[0].Error, storage.ErrCorrupt.Error()) {
-		t.Errorf("newest = %+v, %v; want step 2, and step 3 damaged", got, err)
+	if err != nil || got.Version.Step != 2 || len(got.Problems) != 1 || !strings.HasPrefix(got.Problems[0], "version 3: ") {
+		t.Errorf("newest = %+v, %v; want version 2, and a problem of version 3", got, err)
 	}
-	if _, err := c.newest(newestBody{Store: dir, After: new(int64(2))}); !errors.Is(err, storage.ErrCorrupt) {
-		t.Errorf("after step 2: %v; want ErrCorrupt", err)
+	got, err = c.newest(newestBody{Store: dir, Known: versions.Known{Last: &versions.Version{Step: 3}}})
+	if err != nil || got.Version == nil && len(got.Problems) != 1 {
+		t.Errorf("with a damaged version as the last: %+v, %v; want a problem", got, err)
+	}
+}
+
+// A search that is told the outcome of each attempt, across messages.
+func TestSearch(t *testing.T) {
+	dir := t.TempDir()
+	saveVersions(t, dir, 3)
+	c := newLoader(t)
+	b := newestBody{Store: dir, Search: new(versions.Search)}
+	next := func(outcome error) foundBody {
+		t.Helper()
+		if b.Outcome = nil; outcome != nil {
+			e := newErrorBody(outcome)
+			b.Outcome = &e
+		}
+		got := must.Get(c.newest(b))(t)
+		b.Known, b.Search = *got.Known, got.Search
+		return got
+	}
+	for i, step := range []struct {
+		outcome error
+		version int64
+	}{{nil, 3}, {storage.ErrCorrupt, 3}, {storage.ErrCorrupt, 2}, {storage.ErrChanged, 2}} {
+		got := next(step.outcome)
+		if got.Version == nil || got.Version.Step != step.version || len(got.Problems) != i {
+			t.Fatalf("attempt %d: %+v; want version %d and %d problems", i, got, step.version, i)
+		}
+	}
+	if got := next(plan.ErrMissing); got.Version != nil || got.Over != overFailed || got.Known.Unfit.Step != 2 {
+		t.Errorf("after a version that does not fit: %+v", got)
+	}
+	if want := map[int64]string{3: "save-3"}; !reflect.DeepEqual(b.Known.Damaged, want) {
+		t.Errorf("known as damaged: %v; want %v", b.Known.Damaged, want)
+	}
+
+	b.Search = &versions.Search{Step: new(int64(7))}
+	if got := next(nil); got.Version != nil || got.Over != versions.None || !errors.Is(got.Why.err(), storage.ErrNotFound) {
+		t.Errorf("version 7: %+v; want no version", got)
 	}
 }
 
@@ -153,13 +197,19 @@ func TestLoadsOfVersions(t *testing.T) {
 	}
 }
 
-func TestNegativeKeepIsRefused(t *testing.T) {
-	for typ, body := range map[string]any{
-		typeLoad:     loadBody{Load: 1, source: source{Store: "/x", Keep: -1}},
-		typeDescribe: describeBody{Load: 1, source: source{Store: "/x", Keep: -1}},
+func TestBadVersionsAreRefused(t *testing.T) {
+	for name, m := range map[string]struct {
+		kind string
+		body any
+	}{
+		"a negative cache of a load":        {typeLoad, loadBody{Load: 1, source: source{Store: "/x", Keep: -1}}},
+		"a negative cache of a description": {typeDescribe, describeBody{Load: 1, source: source{Store: "/x", Keep: -1}}},
+		"an impossible search":              {typeNewest, newestBody{Load: 1, Store: "/x", Search: &versions.Search{Again: true}}},
 	} {
-		c := newLoader(t)
-		c.send(typ, body)
-		c.expect(typeRefused)
+		t.Run(name, func(t *testing.T) {
+			c := newLoader(t)
+			c.send(m.kind, m.body)
+			c.expect(typeRefused)
+		})
 	}
 }

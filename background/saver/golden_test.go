@@ -31,6 +31,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/run/versions"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -111,11 +112,27 @@ var messages = map[string]any{
 	}}},
 	"load-keep":  loadBody{Load: 6, source: source{Store: "/run/weights/step-000000017", Keep: 1 << 33}, Items: []wantBody{{Name: "w", DType: "bfloat16", Shape: []int64{4}, At: 4096}}},
 	"load-share": loadBody{Load: 9, source: source{Store: "s3://bucket/models/llama"}, Share: true, Items: []wantBody{{Name: "w", DType: "bfloat16", Shape: []int64{4}, At: 4096}}},
-	"newest":     newestBody{Load: 7, Store: "/run/weights", After: new(int64(16))},
-	"newest-in":  newestBody{Load: 8, Store: "/run/published", Base: "/models/llama", After: new(int64(2)), Before: new(int64(4))},
+	"newest": newestBody{Load: 7, Store: "/run/weights", Known: versions.Known{
+		Last: &versions.Version{Step: 17, SaveID: "c"}, Damaged: map[int64]string{18: "d"}, Unfit: &versions.Version{Step: 19, SaveID: "e"},
+	}},
+	"newest-in":     newestBody{Load: 8, Store: "/run/published", Base: "/models/llama"},
+	"newest-search": newestBody{Load: 9, Store: "/run/weights", Search: &versions.Search{Step: new(int64(20))}},
+	"newest-outcome": newestBody{
+		Load: 10, Store: "/run/weights", Search: &versions.Search{Now: &version20, Looks: 1},
+		Outcome: &errorBody{Text: "chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}},
+	},
 	"found": foundBody{
-		Load: 7, Name: "step-000000017", Store: "/run/weights/step-000000017", Step: 17, SaveID: "0b1k2m3n4p5q6r7s8t9v",
-		Damaged: []damagedBody{{Name: "step-000000018", Step: 18, Error: "read /run/weights/step-000000018: checkpoint is corrupt: 0b1k-r00000-0.delta is missing"}},
+		Load: 7, Version: &versionBody{version20.Version, "/run/weights/step-000000020"},
+		Problems: []string{"version 21: read /run/weights/step-000000021: checkpoint is corrupt: 0b1k-r00000-0.delta is missing"},
+	},
+	"found-none": foundBody{Load: 8},
+	"found-search": foundBody{
+		Load: 10, Version: &versionBody{version20.Version, "/run/weights/step-000000020"}, Problems: []string{damaged20.Text},
+		Known: new(versions.Known), Search: &versions.Search{Now: &version20, Again: true, Tried: []group.RemoteError{*damaged20}, Err: damaged20, Looks: 1},
+	},
+	"found-over": foundBody{
+		Load: 11, Problems: []string{damaged20.Text}, Known: &versions.Known{Damaged: map[int64]string{20: "f"}}, Search: new(versions.Search),
+		Over: versions.Damaged, Why: &errorBody{damaged20.Text, damaged20.Codes},
 	},
 	"described": describedBody{
 		Load: 4, Format: "cairn 1", SaveID: "0b1k2m3n4p5q6r7s8t9v", Step: new(int64(100)), Time: new(time.Date(2026, 11, 15, 22, 0, 0, 0, time.UTC)),
@@ -141,6 +158,11 @@ var messages = map[string]any{
 	"failed-join":   failedBody{Error: errorBody{Text: "rank 2 has not come", Codes: []string{"context.DeadlineExceeded"}}},
 	"refused":       refusedBody{errorBody{Text: "malformed message: the first message is \"hello\"", Codes: []string{"saver.message"}}},
 }
+
+var (
+	version20 = versions.Choice{Version: versions.Version{Step: 20, SaveID: "f"}, Path: []byte("/run/weights/step-000000020")}
+	damaged20 = &group.RemoteError{Text: "version 20: chunk 0: checksum mismatch", Codes: []string{"storage.corrupt"}}
+)
 
 // kind returns the type of the message of an example.
 func kind(example string) string {

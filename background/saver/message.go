@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/run/versions"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -380,35 +381,44 @@ type describeBody struct {
 	Hold bool `json:"hold,omitempty"`
 }
 
-// newestBody asks for the newest checkpoint of a run. It has a number like a load.
+// newestBody asks for a version of a run. It has a number like a load.
 type newestBody struct {
 	Load          uint64          `json:"load"`
 	Store         string          `json:"store"`
 	Format        string          `json:"format,omitempty"` // empty: it is detected
 	FormatOptions json.RawMessage `json:"format_options,omitempty"`
 	Base          string          `json:"base,omitempty"` // as in source
-	// After and Before bound the step. Nil: no bound.
-	After  *int64 `json:"after,omitempty"`
-	Before *int64 `json:"before,omitempty"`
+	// Known is the trainer's knowledge of the versions.
+	Known versions.Known `json:"known,omitzero"`
+	// Search is a preparation, and Outcome the error of its last attempt. Nil: the trainer waits
+	// for a version.
+	Search  *versions.Search `json:"search,omitempty"`
+	Outcome *errorBody       `json:"outcome,omitempty"`
 }
 
-// foundBody is the newest checkpoint of a run.
+// foundBody is a version of a run, and what was learned in a search.
 type foundBody struct {
 	Load uint64 `json:"load"`
-	// Name is the name of its folder, and Store its address.
-	Name   string `json:"name"`
-	Store  string `json:"store"`
-	Step   int64  `json:"step"`
-	SaveID string `json:"save_id,omitempty"`
-	// Damaged are checkpoints of higher steps that were passed over; see run.Found.
-	Damaged []damagedBody `json:"damaged,omitempty"`
+	// Version is nil if there is none.
+	Version *versionBody `json:"version,omitempty"`
+	// Problems are damaged versions that were passed over or, in a search, everything that went
+	// wrong so far.
+	Problems []string         `json:"problems,omitempty"`
+	Known    *versions.Known  `json:"known,omitempty"`
+	Search   *versions.Search `json:"search,omitempty"`
+	// Over is why the search is over without a version: overFailed, or the reason of a
+	// versions.Over, whose error is Why.
+	Over string     `json:"over,omitempty"`
+	Why  *errorBody `json:"why,omitempty"`
 }
 
-// damagedBody is a damaged checkpoint of a run.
-type damagedBody struct {
-	Name  string `json:"name"`
-	Step  int64  `json:"step"`
-	Error string `json:"error"`
+// overFailed means that no other attempt helps against the outcome of the last one.
+const overFailed = "failed"
+
+// versionBody is a version of a run, and the address of its folder.
+type versionBody struct {
+	versions.Version
+	Store string `json:"store"`
 }
 
 // describedBody is what a checkpoint holds.

@@ -7,11 +7,9 @@ import (
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/delta"
-	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
@@ -72,34 +70,6 @@ func (s *trainings) close() {
 	for _, r := range s.savedTo {
 		r.chain.Close()
 	}
-}
-
-// newest finds the newest checkpoint of a run.
-func (s *trainings) newest(b *newestBody) error {
-	return s.tasks.begin(b.Load, nil, typeFound, func(ctx context.Context) (any, error) {
-		w := run.Bounds{After: b.After, Before: b.Before, Options: &formats.Options{Base: b.Base}}
-		var err error
-		if b.Format != "" {
-			w.Format, err = decodeFormat(b.Format, b.FormatOptions)
-		}
-		if err = errors.Join(err, baseAlone(b.Base, b.Format)); err != nil {
-			return nil, err
-		}
-		r, err := s.runOf(ctx, b.Store)
-		if err != nil {
-			return nil, err
-		}
-		f, err := storage.Settle(func() (*run.Found, error) { return r.Newest(ctx, w) })
-		if err != nil {
-			return nil, err
-		}
-		_, name := blob.SplitAddress(f.Path)
-		out := foundBody{Load: b.Load, Name: name, Store: f.Path, Step: *f.Step, SaveID: f.SaveID}
-		for _, d := range f.Damaged {
-			out.Damaged = append(out.Damaged, damagedBody{d.Name, d.Step, group.NewRemoteError(d.Err).Text})
-		}
-		return out, nil
-	})
 }
 
 // source opens the store of a load. Versions of a run that the trainer follows share the

@@ -24,11 +24,9 @@ from typing import Any, Protocol
 from cairn._address import address_of
 from cairn._arena import Arena, default_ceiling
 from cairn._reply import Reply
-from cairn._verdict import Verdict, judge
 from cairn.errors import (
     CairnError,
     ChangedError,
-    CorruptError,
     NotFoundError,
     OptionsError,
     SaverError,
@@ -305,24 +303,13 @@ class Saver:
             self._cancel(reply)  # if it was Ctrl-C
             raise
 
-    def newest(self, run: str, *, after: int | None = None, before: int | None = None, format: str | None = None,
-               format_options: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Returns the newest complete checkpoint of a run: the body of the message "found", or None.
-
-        CorruptError: the checkpoints within the bounds are damaged.
-        """
-        body = _source(run, format, format_options, None)
-        body.update((name, n) for name, n in (("after", after), ("before", before)) if n is not None)
-        reply = self.begin(("load", self.number()), Reply(), "newest", **body)
+    def newest(self, run: str, *, format: str | None = None, format_options: dict[str, Any] | None = None,
+               **fields: Any) -> dict[str, Any]:
+        """Returns a version of a run: the body of the message "found". fields are of the message "newest"."""
+        reply = self.begin(("load", self.number()), Reply(), "newest", **_source(run, format, format_options, None),
+                           **fields)
         try:
             found: dict[str, Any] = reply.result()
-        except CairnError as e:
-            verdict = judge(e)
-            if verdict is Verdict.DAMAGED:
-                raise CorruptError(str(e), e.codes) from None  # such as a chain of versions with an incomplete one
-            if verdict is Verdict.GONE:
-                return None
-            raise
         except BaseException:
             self._cancel(reply)  # if it was Ctrl-C
             raise

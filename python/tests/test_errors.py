@@ -7,7 +7,6 @@ import unittest
 
 import cairn
 from cairn import errors
-from cairn._verdict import judge
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -33,19 +32,6 @@ class Errors(unittest.TestCase):
         for text in texts:
             said = errors.from_message({"text": text.replace("%s", "x"), "codes": ["recipe.unknown"]})
             self.assertNotRegex(str(said), "--[a-z]")
-
-    def test_verdicts(self):
-        for codes, want in [
-            (["storage.changed"], "GONE"), (["storage.inuse", "storage.removing"], "GONE"),
-            (["storage.inuse"], "FAILED"),
-            (["storage.notfound"], "GONE"), (["fs.ErrNotExist"], "GONE"), (["storage.incomplete"], "GONE"),
-            (["storage.corrupt"], "DAMAGED"), (["storage.corrupt", "fs.ErrNotExist"], "DAMAGED"),
-            (["storage.corrupt", "storage.incomplete"], "DAMAGED"), (["storage.corrupt", "storage.changed"], "GONE"),
-            (["storage.corrupt", "storage.incomplete", "storage.underway"], "GONE"),
-            (["storage.version"], "FAILED"), (["plan.missing", "plan.mismatch"], "FAILED"), ([], "FAILED"),
-        ]:
-            with self.subTest(codes=codes):
-                self.assertEqual(judge(errors.from_message({"text": "", "codes": codes})).name, want)
 
     def test_codes_decide_the_class(self):
         table = [

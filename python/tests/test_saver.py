@@ -336,21 +336,25 @@ class Newest(unittest.TestCase):
         s = Saver(1 << 20)
         self.addCleanup(s.close)
         with tempfile.TemporaryDirectory() as run:
-            self.assertIsNone(s.newest(os.path.join(run, "nothing")))
+            self.assertNotIn("version", s.newest(os.path.join(run, "nothing")))
             for step in 1, 2, 10:
                 checkpoint(os.path.join(run, f"step-{step}"), {"x": ("int64", (3,), numbers(3))}, step=step)
             os.mkdir(os.path.join(run, "step-11"))  # a save that has not begun
-            found = s.newest(run)
-            self.assertEqual((found["step"], found["name"], found["store"]),
-                             (10, "step-10", os.path.join(run, "step-10")))
+            found = s.newest(run)["version"]
+            self.assertEqual((found["step"], found["store"]), (10, os.path.join(run, "step-10")))
             self.assertTrue(found["save_id"])
-            self.assertEqual(s.newest(run, before=10)["step"], 2)
-            self.assertEqual(s.newest(run, after=1, before=3, format="native")["step"], 2)
-            self.assertIsNone(s.newest(run, after=10))
+            known = {"damaged": {"10": found["save_id"]}}
+            self.assertEqual(s.newest(run, known=known, format="native")["version"]["step"], 2)
+            last = {"last": {"step": 10, "save_id": found["save_id"]}}
+            self.assertNotIn("version", s.newest(run, known=last))
+            searched = s.newest(run, search={"step": 1})
+            self.assertEqual(searched["version"]["step"], 1)
+            over = s.newest(run, search=searched["search"], outcome={"text": "no", "codes": ["plan.missing"]})
+            self.assertEqual((over["over"], over.get("version"), over["problems"]), ("failed", None, ["version 1: no"]))
             with self.assertRaises(cairn.OptionsError):
                 s.newest(run, format="tar")
             os.unlink(next(pathlib.Path(run, "step-10").glob("*.safetensors")))
-            self.assertEqual(s.newest(run)["step"], 2)
+            self.assertEqual(s.newest(run)["version"]["step"], 2)
 
 
 class Ceiling(unittest.TestCase):

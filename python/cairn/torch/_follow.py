@@ -18,7 +18,6 @@ import torch
 from cairn import _recipe, errors, names
 from cairn._address import address_of
 from cairn._arena import default_ceiling
-from cairn._verdict import Verdict, judge
 from cairn.names import Rename
 from cairn.reports import UpdateReport
 from cairn.runs import Run
@@ -29,11 +28,7 @@ from cairn.torch._state import Part, apart, check_memory, fitting, flatten, is_s
 
 Params: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
-# What another attempt to load the same version into the same tensors does not help against.
-_UNFIT = (errors.MismatchError, errors.StateError, errors.RepresentError, errors.OptionsError, errors.VersionError)
 _ROUND = 5.0  # seconds after which rank 0 answers ranks that wait, so that they do not take it for lost
-_PAUSE = 0.2  # seconds between looks for the version that takes the place of one that is gone
-_ATTEMPTS = 16  # versions that prepare tries: one may be removed while it is read, if the trainer keeps few
 _DENSE = 8  # a piece of which more than one element in 8 differs is kept whole
 
 
@@ -102,8 +97,7 @@ class Follower:
         self._save_id = ""
         self._format, self._options, self._recipe, self._rename = format, options, recipe, rename
         self._cast, self._keep = cast, keep
-        self._damaged: dict[int, str] = {}  # versions, and their saves, that could not be loaded
-        self._unfit: tuple[int, str] | None = None  # the newest version, and its save, if it does not fit the tensors
+        self._known: dict[str, Any] = {}  # the field of the message "newest", without last
         self._warned: set[str] = set()  # what wait has warned of
         self._saver: weakref.ref[Any] | None = None  # which has loaded the last version
         self._changes = 0  # how often tensors were changed
@@ -117,11 +111,8 @@ class Follower:
 
         It leaves out versions that are damaged, as far as that is known.
         """
-        try:
-            found = self._newest(None, None)
-        except errors.CorruptError:
-            return None
-        return None if found is None else found["step"]
+        found = self._ask({"damaged": self._known.get("damaged")})
+        return found["version"]["step"] if "version" in found else None
 
     def wait(self, timeout: float | None = None, *, interval: float = 0.2) -> int:
         """Waits for a version that is newer than the version of the last update, and returns it. All ranks call it.
@@ -139,18 +130,14 @@ class Follower:
         def look() -> dict[str, Any]:
             answer_by = time.monotonic() + _ROUND
             while True:
-                try:
-                    found = self._newest(None if self.version is None else self.version - 1, None)
-                    passed = _passed(found)
-                except errors.CorruptError as e:
-                    found, passed = None, [str(e)]
-                for problem in passed:
+                found = self._ask(self._now())
+                for problem in found.get("problems", ()):
                     if problem not in self._warned:
                         self._warned.add(problem)
                         warnings.warn(f"{self.run}: a damaged version is passed over: {problem}",
                                       stacklevel=errors.outside())
-                if found is not None and _save(found) not in ((self.version, self._save_id), self._unfit):
-                    return {"version": found["step"]}
+                if "version" in found:
+                    return {"version": found["version"]["step"]}
                 now = time.monotonic()
                 if now >= end or now >= answer_by:
                     return {"late": now >= end}
@@ -193,44 +180,49 @@ class Follower:
         """
         begun = time.monotonic()
         version = None if version is None else operator.index(version)
-        tried: list[str] = []
-        first: errors.CairnError | None = None
-        damage: errors.CairnError | None = None  # of the first damaged version
-        gone = 0  # how often a version was replaced or removed meanwhile
-        for _ in range(_ATTEMPTS):
-            found = self._choose(version, damage is not None, gone)
-            if found is None and version is None and damage is None and gone:
-                gone += 1  # the one that takes its place is not there yet
-                continue
-            if found is None:
-                first = None  # it was removed meanwhile, or there was none
-                break
-            number: int = found["step"]
-            tried += [problem for problem in _passed(found) if problem not in tried]
-            for again in "", ", read again":
-                try:
-                    got = self._attempt(params, found)
-                except _UNFIT:
-                    if version is None:
-                        self._unfit = _save(found)
-                    raise
-                if isinstance(got, Prepared):
-                    self._unfit = None
-                    got._began(begun, first is not None, tuple(tried))
-                    return got
-                error = got
-                tried.append(f"version {number}{again}: {error}")
-                first = first or error
-                if judge(error) is Verdict.GONE:
-                    gone += 1
-                    break
-            else:
-                damage = damage or error
-                self._damaged[number] = found.get("save_id", "")
-                if version is not None:
-                    break
-        first = damage or first
-        if first is None:
+        search: dict[str, Any] = {} if version is None else {"step": version}
+        error: errors.CairnError | None = None  # of the last attempt
+        while True:
+            found = self._choose(version, search, error)
+            self._known, search = found["known"], found["search"]
+            if "version" not in found:
+                raise self._over(found, version, error)
+            got = self._attempt(params, found["version"])
+            if isinstance(got, Prepared):
+                self._known["unfit"] = None
+                got._began(begun, error is not None, tuple(found.get("problems", ())))
+                return got
+            error = got
+
+    def _ask(self, known: dict[str, Any], **search: Any) -> dict[str, Any]:
+        """Asks the saver process for a version: see the message "newest"."""
+        return job(self.alone).own().newest(self.run, format=self._format, format_options=self._options, known=known,
+                                            **search)
+
+    def _now(self) -> dict[str, Any]:
+        """Returns what is known about the versions."""
+        last = None if self.version is None else {"step": self.version, "save_id": self._save_id}
+        return {**self._known, "last": last}
+
+    def _choose(self, version: int | None, search: dict[str, Any],
+                error: errors.CairnError | None) -> dict[str, Any]:
+        """Returns the version that all ranks try next, after the error of the last attempt."""
+        def find() -> dict[str, Any]:
+            if error is None:
+                return self._ask(self._now(), search=search)
+            return self._ask(self._now(), search=search, outcome={"text": str(error), "codes": error.codes})
+
+        call = self._call("load the newest version" if version is None else f"load version {version}")
+        return find() if self.alone else first_says("follow", find, call)
+
+    def _over(self, found: dict[str, Any], version: int | None,
+              error: errors.CairnError | None) -> errors.CairnError:
+        """Returns the error of a search that is over without a version. error is the one of the last attempt."""
+        over = found["over"]
+        if over == "failed":
+            assert error is not None
+            return error
+        if over == "none":
             text = f"{self.run} has no complete version"
             if version is not None:
                 text += f" {version}"
@@ -238,66 +230,30 @@ class Follower:
                 text += f" {self.version} or newer: the tensors stay as they are. update(…, version=…) goes back"
             else:
                 text += ". The folders below a run are its versions: if this is a version, follow the folder above it"
-            raise errors.NotFoundError(text, ("storage.notfound",))
+            return errors.NotFoundError(text, ("storage.notfound",))
+        why = errors.from_message(found["why"])
+        kind = errors.CorruptError if over == "damaged" else type(why)  # also if a part of a chain is incomplete
         kept = "as they were" if self.version is None else f"at version {self.version}"
         stay = "The tensors stay" if version is not None else "No newer version can be loaded: the tensors stay"
-        raise type(first)(f"{first}. {stay} {kept}", first.codes) from first
-
-    def _find(self, after: int | None, before: int | None) -> dict[str, Any] | None:
-        """Returns the newest version within bounds. CorruptError: there are only damaged ones."""
-        return job(self.alone).own().newest(self.run, after=after, before=before, format=self._format,
-                                            format_options=self._options)
-
-    def _newest(self, after: int | None, before: int | None) -> dict[str, Any] | None:
-        """Returns the newest version within bounds that prepare has not found damaged."""
-        damaged: list[dict[str, Any]] = []
-        while (found := self._find(after, before)) is not None:
-            found["damaged"] = damaged = [*damaged, *(found.get("damaged") or [])]
-            if self._damaged.get(found["step"]) != found.get("save_id", ""):
-                break
-            before = found["step"]
-        return found
-
-    def _choose(self, version: int | None, damage: bool, gone: int) -> dict[str, Any] | None:
-        """Returns the version that all ranks take. It leaves out versions that could not be loaded before.
-
-        damage: a version was damaged. gone: how often a version was replaced or removed meanwhile.
-        """
-        def find() -> dict[str, Any] | None:
-            if gone > 1:  # it may take a while
-                time.sleep(_PAUSE)
-            if version is not None:
-                return self._find(version - 1, version + 1)
-            if not damage:
-                return self._newest(None if self.version is None else self.version - 1, None)
-            with contextlib.suppress(errors.CorruptError):  # the first error counts
-                return self._newest(self.version, None)
-            return None
-
-        call = self._call("load the newest version" if version is None else f"load version {version}")
-        return find() if self.alone else first_says("follow", find, call)
+        return kind(f"{why}. {stay} {kept}", why.codes)
 
     def _call(self, text: str) -> str:
         """Describes a call that all ranks make. Other hosts may have other paths to the run."""
         return f"{text} of {os.path.basename(self.run.rstrip('/'))!r}"
 
-    def _attempt(self, params: Params, found: dict[str, Any]) -> Prepared | errors.CairnError:
-        """Loads a version. It returns an error against which another attempt may help, and raises others.
-
-        It does the same on all ranks.
-        """
+    def _attempt(self, params: Params, version: dict[str, Any]) -> Prepared | errors.CairnError:
+        """Loads a version. It returns an error of cairn, and raises others. It does the same on all ranks."""
         fatal: BaseException | None = None
         failed: errors.CairnError | None = None
         prepared: Prepared | None = None
         try:
-            prepared = self._load(params, found)
+            prepared = self._load(params, version)
+        except errors.CairnError as e:
+            failed = e
         except BaseException as e:  # the other ranks must know
-            if isinstance(e, errors.CairnError) and judge(e) is not Verdict.FAILED:
-                failed = e
-            else:
-                fatal = e
-        if self.alone and fatal is not None:
-            raise fatal
+            if self.alone:
+                raise
+            fatal = e
         if not self.alone and agree("prepare", fatal, lacks=failed is not None):
             try:  # all ranks get the reason
                 agree("prepare-why", failed)
@@ -308,7 +264,7 @@ class Follower:
         assert prepared is not None
         return prepared
 
-    def _load(self, params: Params, found: dict[str, Any]) -> Prepared:
+    def _load(self, params: Params, version: dict[str, Any]) -> Prepared:
         """Reads a version, and compares."""
         j = job(self.alone)
         saver = j.own()
@@ -317,7 +273,7 @@ class Follower:
         def described(check: bool = False) -> dict[str, Any]:
             if not entries:
                 recipe = {**self._recipe, "check": True} if self._recipe and check else self._recipe
-                d = saver.describe(found["store"], self._format, self._options, recipe, self._keep)
+                d = saver.describe(version["store"], self._format, self._options, recipe, self._keep)
                 entries.update((e["name"], e) for e in d.get("entries") or [])
             return entries
 
@@ -358,8 +314,8 @@ class Follower:
         if self._rename == "wrappers":
             names.distinct(wanted)
         try:
-            report = comparing.run(saver, found["store"], False, self._format, self._options, cast=self._cast,
-                                   save_id=found.get("save_id", ""), recipe=self._recipe, keep=self._keep)
+            report = comparing.run(saver, version["store"], False, self._format, self._options, cast=self._cast,
+                                   save_id=version.get("save_id", ""), recipe=self._recipe, keep=self._keep)
         except errors.MissingError:
             read = {want["name"] for want in comparing.wants}
             if not (absent := [mine for mine, name in wanted.items() if name in read and name not in described()]):
@@ -372,17 +328,7 @@ class Follower:
             comparing.compared.remove(twin)
         full = self.version is None or not self._keep or self._saver is None or self._saver() is not saver
         self._saver = weakref.ref(saver)
-        return Prepared(self, found, comparing, report.bytes_read, full)
-
-
-def _save(found: dict[str, Any]) -> tuple[int, str]:
-    """Returns a version, and its save."""
-    return found["step"], found.get("save_id", "")
-
-
-def _passed(found: dict[str, Any] | None) -> list[str]:
-    """Returns what is wrong with newer versions that were passed over."""
-    return [f"version {d['step']}: {d['error']}" for d in (found or {}).get("damaged") or []]
+        return Prepared(self, version, comparing, report.bytes_read, full)
 
 
 def _check_apart(held: list[tuple[str, torch.Tensor]]) -> None:
@@ -467,10 +413,10 @@ class Prepared:
     (5, tensor([1., 1.]))
     """
 
-    def __init__(self, weights: Follower, found: dict[str, Any], comparing: _Comparing, bytes_read: int,
+    def __init__(self, weights: Follower, version: dict[str, Any], comparing: _Comparing, bytes_read: int,
                  full: bool):
-        self.version = int(found["step"])
-        self._weights, self._save_id, self._bytes_read = weights, found.get("save_id", ""), bytes_read
+        self.version = int(version["step"])
+        self._weights, self._save_id, self._bytes_read = weights, version.get("save_id", ""), bytes_read
         self._targets: list[_Target] | None = comparing.done()
         self._devices = [d for d in comparing.devices if d.type == "cuda"]
         self._changes = weights._changes
