@@ -11,7 +11,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
-	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
 )
 
@@ -106,22 +105,15 @@ func (s *Site) about(q *query, params ...string) plot.Option {
 }
 
 func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
-	of, about := q.of(), s.label(q.text("c"))
-	entries, err := ofCheckpoint(ctx, s, q, func(h *handle) ([]*meta.Entry, error) {
-		md, err := h.metadata(ctx)
-		if err != nil {
-			return nil, err
-		}
-		chosen := slices.Collect(md.Select(of.Keep(md)))
-		if len(chosen) < len(md.Entries) {
-			about += ", " + string(of)
-		}
-		return chosen, nil
-	})
+	about := s.label(q.text("c"))
+	n, err := s.namesOf(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return plot.Sizes(inspect.NewColumns(entries), plot.About(s.redact(about))), nil
+	if len(n.Entries) < n.all {
+		about += ", " + string(q.of())
+	}
+	return plot.Sizes(n.Names, plot.About(s.redact(about))), nil
 }
 
 func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
