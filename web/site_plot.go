@@ -22,7 +22,7 @@ type picture struct {
 
 // pictures are all charts.
 var pictures = map[string]picture{
-	"sizes":     {"c of", plotSizes},
+	"sizes":     {"c of color against", plotSizes},
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
 	"heatmap":   {"c name index rows cols height width show", plotHeat},
@@ -104,8 +104,9 @@ func (s *Site) about(q *query, params ...string) plot.Option {
 	return plot.About(s.redact(strings.Join(labels, " → ")))
 }
 
-func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
+func plotSizes(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
 	about := s.label(q.text("c"))
+	color := q.choice("color", "dtype", "norm", "nan", "change")
 	n, err := s.namesOf(ctx, q)
 	if err != nil {
 		return nil, err
@@ -113,7 +114,15 @@ func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture,
 	if len(n.Entries) < n.all {
 		about += ", " + string(q.of())
 	}
-	return plot.Sizes(n.Names, plot.About(s.redact(about))), nil
+	opts := []plot.Option{plot.About(s.redact(about))}
+	if color != "dtype" {
+		shades, err := s.shades(ctx, q, m, n, color)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, plot.Shaded(shades))
+	}
+	return plot.Sizes(n.Names, opts...), nil
 }
 
 func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {

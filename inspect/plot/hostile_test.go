@@ -69,6 +69,10 @@ func anyHeat(t *rapid.T) *inspect.Heat {
 		Size: [2]int64{rows, cols}, Rows: [2]int64{0, rows}, Cols: [2]int64{0, cols}, Height: h, Width: w, Elements: anyCount.Draw(t, "elements"),
 		Low: anyNumber.Draw(t, "low"), High: anyNumber.Draw(t, "high"), Exact: rapid.Bool().Draw(t, "exact"),
 	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "damaged") {
+		box := func(what string) []int64 { return rapid.SliceOfN(rapid.OneOf(anyCount, rapid.Just(int64(-1))), 0, 2).Draw(t, what) }
+		out.Damaged = append(out.Damaged, inspect.DamagedChunk{Chunk: i, Offsets: box("offsets"), Sizes: box("sizes"), Problem: anyName.Draw(t, "problem")})
+	}
 	for range h * w {
 		out.Mean = append(out.Mean, anyNumber.Draw(t, "mean"))
 		out.Text = append(out.Text, anyName.Draw(t, "text"))
@@ -97,6 +101,15 @@ func anyNames(t *rapid.T) *inspect.Names {
 	}
 	for i := 1; i < len(texts); i += 7 {
 		out.Tied[i] = texts[0]
+	}
+	return out
+}
+
+func anyShades(t *rapid.T, n *inspect.Names) *plot.Shades {
+	out := &plot.Shades{Title: anyName.Draw(t, "title"), Log: rapid.Bool().Draw(t, "log"), Share: rapid.Bool().Draw(t, "share")}
+	for range n.Entries {
+		out.Values = append(out.Values, anyFloat.Draw(t, "value"))
+		out.NaN, out.Inf = append(out.NaN, rapid.Bool().Draw(t, "nan")), append(out.Inf, rapid.Bool().Draw(t, "inf"))
 	}
 	return out
 }
@@ -203,6 +216,7 @@ func TestPicturesOfAnythingAreWellFormed(t *testing.T) {
 		},
 		"heat":     func(t *rapid.T) *plot.Picture { return plot.Heat(anyHeat(t)) },
 		"sizes":    func(t *rapid.T) *plot.Picture { return plot.Sizes(anyNames(t)) },
+		"shades":   func(t *rapid.T) *plot.Picture { n := anyNames(t); return plot.Sizes(n, plot.Shaded(anyShades(t, n))) },
 		"shards":   func(t *rapid.T) *plot.Picture { it, c := anyShards(t); return plot.Shards(it, c) },
 		"timeline": func(t *rapid.T) *plot.Picture { return plot.Timeline(anyTimeline(t)) },
 		"changes":  func(t *rapid.T) *plot.Picture { return plot.Changes(anyCompared(t)) },

@@ -43,9 +43,11 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"heatmap":          plot.Heat(waves(24, 40)),
 		"heatmap-abs":      plot.Heat(waves(24, 40), plot.Show(plot.ShowAbs)),
 		"heatmap-cells":    plot.Heat(cells()),
+		"heatmap-damaged":  plot.Heat(damaged()),
 		"heatmap-row":      plot.Heat(row()),
 		"heatmap-empty":    plot.Heat(&inspect.Heat{FQN: "a", DType: "float32", Shape: []int64{0, 3}, Low: none, High: none}),
 		"sizes":            plot.Sizes(llama(6), plot.About("step-100")),
+		"sizes-norm":       plot.Sizes(llama(6), plot.Shaded(shades(llama(6)))),
 		"sizes-empty":      plot.Sizes(inspect.NewNames(nil, nil)),
 		"shards-grid":      plot.Shards(item(4096, 1024), grid([]int64{4096, 1024}, 4, 2)),
 		"shards-strip":     plot.Shards(item(1000), grid([]int64{1000}, 5)),
@@ -310,6 +312,20 @@ func waves(h, w int) *inspect.Heat {
 	return out
 }
 
+// damaged returns a heat map with a damaged chunk in sight.
+func damaged() *inspect.Heat {
+	out := cells()
+	for i := range 8 {
+		out.Mean[24+i], out.Text[24+i] = none, ""
+	}
+	problem := "checksum of rank-1.safetensors at 4096+1024"
+	out.Damaged = []inspect.DamagedChunk{
+		{Chunk: 1, Offsets: []int64{0, 13, 0}, Sizes: []int64{8, 1, 64}, File: "rank-1.safetensors", Problem: problem},
+		{Chunk: 2, Offsets: []int64{0, 40, 0}, Sizes: []int64{8, 24, 64}, File: "rank-2.safetensors", Problem: problem}, // out of sight
+	}
+	return out
+}
+
 // cells returns a heat map of single elements.
 func cells() *inspect.Heat {
 	out := &inspect.Heat{
@@ -337,6 +353,17 @@ func row() *inspect.Heat {
 		out.Mean = append(out.Mean, inspect.Number(0.8+0.5*math.Sin(float64(i)/9)))
 	}
 	out.Min, out.Max = out.Mean, out.Mean
+	return out
+}
+
+// shades returns a number for each name. One has NaN, one infinities, one nothing.
+func shades(n *inspect.Names) *plot.Shades {
+	out := &plot.Shades{Title: "root mean square of the elements", Log: true}
+	for i := range n.Entries {
+		out.Values = append(out.Values, 0.01*math.Pow(1.1, float64(i)))
+		out.NaN, out.Inf = append(out.NaN, i == 20), append(out.Inf, i == 30)
+	}
+	out.Values[40] = math.NaN()
 	return out
 }
 

@@ -12,8 +12,9 @@ import (
 // Sizes draws the tree of the names of a checkpoint. The height of a name is its part of the
 // bytes. Names that are lower than two pixels are drawn together.
 func Sizes(names *inspect.Names, opts ...Option) *Picture {
-	t := newSizeTree(names)
-	d, y := newDrawing("Names by size", listed(collect(opts).about, plural(len(names.Form), "name"), byteSize(float64(t.root.bytes))))
+	o := collect(opts)
+	t := newSizeTree(names, o.shades)
+	d, y := newDrawing("Names by size", listed(o.about, plural(len(names.Form), "name"), byteSize(float64(t.root.bytes))))
 	if t.root.bytes == 0 {
 		why := "the names have no bytes"
 		if len(names.Form) == 0 {
@@ -21,7 +22,11 @@ func Sizes(names *inspect.Names, opts ...Option) *Picture {
 		}
 		return d.finish(d.empty(y, why))
 	}
-	y = d.legend(margin, y+12, t.legend())
+	if t.shades == nil {
+		y = d.legend(margin, y+12, t.legend())
+	} else {
+		y = t.shades.legend(d, y+12)
+	}
 	p := &icicle{sizeTree: t, d: d, colors: t.colors(), last: map[int]float64{}}
 	levels := min(max(1, t.root.depth()), mostLevels)
 	p.column = (pictureWidth - 2*margin - 44) / float64(levels)
@@ -31,6 +36,9 @@ func Sizes(names *inspect.Names, opts ...Option) *Picture {
 		write()
 	}
 	notes := []string{"Height: bytes. A name stands right of the name that it belongs to. Dashed: neighbours that are too small to be drawn one by one."}
+	if t.shades != nil {
+		notes = append(notes, "Colour: "+t.shades.Title+". What stands left of several names has their largest value.")
+	}
 	if tied := len(t.Tied); tied > 0 {
 		notes = append(notes, "Not counted: "+plural(tied, "further name")+" of tensors that are stored once under several names.")
 	}
@@ -53,17 +61,18 @@ type sizeNode struct {
 	children []*sizeNode
 	leaf     int // row of the name; -1: it is only the beginning of names
 	merged   int // number of neighbours that are drawn together; zero: one
+	shade    shade
 }
 
 // merge returns neighbours as one node. What is below them is one node for each name, so
 // that 1,000 layers look like one.
 func merge(nodes []*sizeNode) *sizeNode {
 	first, last := nodes[0], nodes[len(nodes)-1]
-	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes)}
+	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes), shade: noShade}
 	byName := map[string][]*sizeNode{}
 	var names []string
 	for _, n := range nodes {
-		out.bytes, out.names = out.bytes+n.bytes, out.names+n.names
+		out.bytes, out.names, out.shade = out.bytes+n.bytes, out.names+n.names, out.shade.with(n.shade)
 		for d, b := range n.dtypes {
 			out.dtypes[d] += b
 		}
@@ -112,10 +121,11 @@ type sizeTree struct {
 	root   *sizeNode
 	dtypes []string // -1 stands for objects
 	dtype  []int32  // of each form
+	shades *Shades  // nil: colours are dtypes
 }
 
-func newSizeTree(names *inspect.Names) *sizeTree {
-	t := &sizeTree{Names: names, root: &sizeNode{leaf: -1, dtypes: map[int32]int64{}}, dtype: make([]int32, len(names.Forms))}
+func newSizeTree(names *inspect.Names, shades *Shades) *sizeTree {
+	t := &sizeTree{Names: names, root: &sizeNode{leaf: -1, dtypes: map[int32]int64{}, shade: noShade}, dtype: make([]int32, len(names.Forms)), shades: shades}
 	for i, f := range names.Forms {
 		t.dtype[i] = -1
 		if f.Shape != nil {
@@ -133,7 +143,7 @@ func newSizeTree(names *inspect.Names) *sizeTree {
 // joined with it.
 func (t *sizeTree) grow(n *sizeNode, from, to int, row *int) {
 	for i := from; i < to; i += 1 + int(t.Below[i]) {
-		c := &sizeNode{name: t.Labels[t.Label[i]], leaf: -1, dtypes: map[int32]int64{}}
+		c := &sizeNode{name: t.Labels[t.Label[i]], leaf: -1, dtypes: map[int32]int64{}, shade: noShade}
 		c.full = c.name
 		if n != t.root {
 			c.full = n.full + "." + c.name
@@ -145,10 +155,13 @@ func (t *sizeTree) grow(n *sizeNode, from, to int, row *int) {
 				c.bytes = 0
 			}
 			c.dtypes[t.dtypeOf(*row)] = c.bytes
+			if t.shades != nil {
+				c.shade = t.shades.of(*row)
+			}
 			*row++
 		}
 		t.grow(c, i+1, i+1+int(t.Below[i]), row)
-		n.names, n.bytes = n.names+c.names, n.bytes+c.bytes
+		n.names, n.bytes, n.shade = n.names+c.names, n.bytes+c.bytes, n.shade.with(c.shade)
 		for d, b := range c.dtypes {
 			n.dtypes[d] += b
 		}
@@ -286,6 +299,9 @@ func (p *icicle) node(n *sizeNode, x, y, h float64, levels int) {
 	if leaf {
 		color = tint(p.colors[n.dtype()], 0.75)
 	}
+	if p.shades != nil {
+		color = p.shades.color(n.shade)
+	}
 	p.d.rect(x, y, w, h, `fill="`+color+`" stroke="`+paper+`" stroke-width="`+num(min(1, h/4))+`"`, p.tip(n))
 	if n.merged > 1 && h >= 8 {
 		p.d.rect(x+1, y+1, w-2, h-2, `fill="none" stroke="`+axis+`" stroke-dasharray="3 2" stroke-width="0.75"`, "")
@@ -321,6 +337,9 @@ func (p *icicle) tip(n *sizeNode) string {
 		full = fmt.Sprintf("%s of %s below %s together", fit(n.name, 1, 200), plural(n.merged, "part"), strings.TrimSuffix(full, "."))
 	}
 	text := fmt.Sprintf("%s\n%s (%s)", full, byteSize(float64(n.bytes)), percent(float64(n.bytes), float64(p.root.bytes)))
+	if p.shades != nil {
+		text += p.shades.tip(n.shade)
+	}
 	if n.leaf < 0 || len(n.children) > 0 {
 		return text + ", " + plural(n.names, "name")
 	}
