@@ -67,6 +67,8 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 // readText says how much of the shown part was read.
 func readText(h *inspect.Heat) string {
 	switch {
+	case len(h.Damaged) > 0:
+		return "not all elements could be read"
 	case h.Exact && h.Elements == 1:
 		return "1 element"
 	case h.Exact:

@@ -1,8 +1,6 @@
 package plot
 
-import (
-	"math"
-)
+import "math"
 
 // Shades are numbers of names, which Sizes shows as colours instead of the dtypes.
 type Shades struct {
@@ -82,9 +80,9 @@ func (s *Shades) legend(d *drawing, y float64) float64 {
 	if s.any {
 		low := s.text(s.scale.lo)
 		d.write(x, y, low, look{})
-		x += textWidth(low, textSize) + 8
+		x = math.Round(x + textWidth(low, textSize) + 8) // whole pixels have no seams
 		for i := range pieces {
-			d.rect(x+float64(i)*width/pieces, y-10, width/pieces+0.5, height, `fill="`+viridis.at((float64(i)+0.5)/pieces).hex()+`"`, "")
+			d.rect(x+float64(i)*width/pieces, y-10, width/pieces, height, `fill="`+viridis.at((float64(i)+0.5)/pieces).hex()+`"`, "")
 		}
 		x += width + 8
 		high := s.text(s.scale.hi)
