@@ -70,7 +70,9 @@ func anyHeat(t *rapid.T) *inspect.Heat {
 		Low: anyNumber.Draw(t, "low"), High: anyNumber.Draw(t, "high"), Exact: rapid.Bool().Draw(t, "exact"),
 	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "damaged") {
-		box := func(what string) []int64 { return rapid.SliceOfN(rapid.OneOf(anyCount, rapid.Just(int64(-1))), 0, 2).Draw(t, what) }
+		box := func(what string) []int64 {
+			return rapid.SliceOfN(rapid.OneOf(anyCount, rapid.Just(int64(-1))), 0, 2).Draw(t, what)
+		}
 		out.Damaged = append(out.Damaged, inspect.DamagedChunk{Chunk: i, Offsets: box("offsets"), Sizes: box("sizes"), Problem: anyName.Draw(t, "problem")})
 	}
 	for range h * w {
