@@ -323,3 +323,12 @@ func StateStep(ctx context.Context, md *meta.Metadata, read func(context.Context
 	}
 	return nil
 }
+
+// tiesOf returns Metadata.Ties of entries.
+func tiesOf(entries []*meta.Entry) map[string]string {
+	md := meta.Metadata{Entries: make([]meta.Entry, len(entries))}
+	for i, e := range entries {
+		md.Entries[i] = *e
+	}
+	return md.Ties()
+}

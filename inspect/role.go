@@ -69,6 +69,22 @@ const (
 	AllRoles      Choice = "all"
 )
 
+// Among returns the entries of a checkpoint that the choice has, by their roles. If no entry is a
+// weight, OnlyWeights has all.
+func (c Choice) Among(md *meta.Metadata, roles []Role) []*meta.Entry {
+	role, one := map[Choice]Role{OnlyWeights: Weights, OnlyOptimizer: Optimizer}[c]
+	if c == OnlyWeights {
+		one = slices.Contains(roles, Weights)
+	}
+	out := make([]*meta.Entry, 0, len(md.Entries))
+	for i := range md.Entries {
+		if !one || roles[i] == role {
+			out = append(out, &md.Entries[i])
+		}
+	}
+	return out
+}
+
 // Keep returns a function that reports whether the choice has a name of one of the checkpoints.
 // If no checkpoint has weights, OnlyWeights has all names. It takes missing names by their
 // names alone.

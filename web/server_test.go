@@ -345,7 +345,7 @@ func TestAPIIsExplained(t *testing.T) {
 		}
 	}
 	for _, v := range []any{
-		place{}, run.Log{}, steps{}, tensors{}, history{}, summary{}, inspect.Columns{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
+		place{}, run.Log{}, steps{}, tensors{}, history{}, summary{}, inspect.Names{}, item{}, inspect.TensorStats{}, inspect.Heat{}, comparison{},
 		inspect.Overlaid{}, inspect.Timeline{}, drawn{}, state{}, Error{},
 	} {
 		for _, f := range jsonFields(reflect.TypeOf(v), nil) {

@@ -183,7 +183,7 @@ func (s *Site) Prepare() (done <-chan struct{}) {
 		defer s.release(h)
 		var both sync.WaitGroup
 		both.Go(func() { _, _ = h.summary(s.ctx) })
-		both.Go(func() { _, _ = h.columns(s.ctx) })
+		both.Go(func() { _, _ = h.names(s.ctx, inspect.OnlyWeights) })
 		both.Wait()
 	})
 	if !started {

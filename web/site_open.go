@@ -27,7 +27,9 @@ type handle struct {
 	site   *Site
 	opened lazy[*Opened]
 	md     lazy[*meta.Metadata]
-	cols   lazy[*columns]
+	role   lazy[[]inspect.Role]
+	tied   lazy[map[string]string]
+	named  map[inspect.Choice]*lazy[*names]
 	sum    lazy[*inspect.Summary]
 
 	// Guarded by Site.mu:
@@ -79,7 +81,7 @@ func (s *Site) take(k key) *handle {
 	i := slices.IndexFunc(s.open, func(h *handle) bool { return h.key == k })
 	var h *handle
 	if i < 0 {
-		h = &handle{key: k, site: s}
+		h = &handle{key: k, site: s, named: newNamed()}
 	} else {
 		h = s.open[i]
 		s.open = slices.Delete(s.open, i, i+1)
@@ -292,24 +294,6 @@ func (h *handle) metadata(ctx context.Context) (*meta.Metadata, error) {
 		defer h.site.mu.Unlock()
 		h.chunks = n + len(md.Entries)
 		return md, nil
-	})
-}
-
-// columns are all names, also as JSON.
-type columns struct {
-	*inspect.Columns
-	json []byte
-}
-
-// columns returns all names.
-func (h *handle) columns(ctx context.Context) (*columns, error) {
-	return h.cols.get(ctx, h.start, func() (*columns, error) {
-		md, err := h.metadata(h.site.ctx)
-		if err != nil {
-			return nil, err
-		}
-		c := inspect.NewColumns(inspect.Select(md))
-		return &columns{c, c.AppendJSON(nil)}, nil
 	})
 }
 

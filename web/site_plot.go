@@ -11,7 +11,6 @@ import (
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
-	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/run"
 )
 
@@ -23,7 +22,7 @@ type picture struct {
 
 // pictures are all charts.
 var pictures = map[string]picture{
-	"sizes":     {"c of", plotSizes},
+	"sizes":     {"c of color against", plotSizes},
 	"shards":    {"c name", plotShards},
 	"histogram": {"c name buckets scale counts", plotHistogram},
 	"heatmap":   {"c name index rows cols height width show", plotHeat},
@@ -105,23 +104,25 @@ func (s *Site) about(q *query, params ...string) plot.Option {
 	return plot.About(s.redact(strings.Join(labels, " → ")))
 }
 
-func plotSizes(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {
-	of, about := q.of(), s.label(q.text("c"))
-	entries, err := ofCheckpoint(ctx, s, q, func(h *handle) ([]*meta.Entry, error) {
-		md, err := h.metadata(ctx)
-		if err != nil {
-			return nil, err
-		}
-		chosen := slices.Collect(md.Select(of.Keep(md)))
-		if len(chosen) < len(md.Entries) {
-			about += ", " + string(of)
-		}
-		return chosen, nil
-	})
+func plotSizes(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error) {
+	about := s.label(q.text("c"))
+	color := q.choice("color", "dtype", "norm", "nan", "change")
+	n, err := s.namesOf(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	return plot.Sizes(inspect.NewColumns(entries), plot.About(s.redact(about))), nil
+	if len(n.Entries) < n.all {
+		about += ", " + string(q.of())
+	}
+	opts := []plot.Option{plot.About(s.redact(about))}
+	if color != "dtype" {
+		shades, err := s.shades(ctx, q, m, n, color)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, plot.Shaded(shades))
+	}
+	return plot.Sizes(n.Names, opts...), nil
 }
 
 func plotShards(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Picture, error) {

@@ -40,7 +40,7 @@ var questions = map[string]question{
 		return s.run(ctx, 0)
 	}},
 	"checkpoint": {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.summary(ctx, q) }},
-	"names":      {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
+	"names":      {"c of", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.names(ctx, q) }},
 	"item":       {"c name", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.item(ctx, q) }},
 	"heat":       {"c name index rows cols height width", false, true, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.heat(ctx, q) }},
 	"timeline":   {"c", false, false, func(ctx context.Context, s *Site, q *query, _ *meter) (any, error) { return s.timeline(ctx, q) }},
@@ -125,19 +125,6 @@ func (s *Site) summary(ctx context.Context, q *query) (*summary, error) {
 	})
 }
 
-// names answers /api/names.
-func (s *Site) names(ctx context.Context, q *query) (json.RawMessage, error) {
-	c, err := s.columns(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	return c.json, nil
-}
-
-func (s *Site) columns(ctx context.Context, q *query) (*columns, error) {
-	return ofCheckpoint(ctx, s, q, func(h *handle) (*columns, error) { return h.columns(ctx) })
-}
-
 // timeline answers /api/timeline.
 func (s *Site) timeline(ctx context.Context, q *query) (*inspect.Timeline, error) {
 	return ofCheckpoint(ctx, s, q, func(h *handle) (*inspect.Timeline, error) { return inspect.NewTimeline(h.checkpoint().Info()) })
@@ -155,6 +142,7 @@ const (
 // item is the answer of /api/item.
 type item struct {
 	Item *inspect.Item `json:"item"`
+	related
 	// Value is an object in Python's notation. Truncated is set if it is longer.
 	Value     string `json:"value"`
 	Truncated bool   `json:"truncated"`
@@ -175,18 +163,15 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 	}
 	defer done()
 	err = s.with(ctx, id, false, func(h *handle) error {
-		_, e, err := h.entry(ctx, name)
+		md, e, err := h.entry(ctx, name)
 		if err != nil {
 			return err
 		}
-		all, err := h.columns(ctx)
+		beside, err := h.related(ctx, md, name)
 		if err != nil {
 			return err
 		}
-		out = &item{Item: inspect.NewItem(e), Chunks: []inspect.Chunk{}}
-		if i, ok := slices.BinarySearch(all.Names, name); ok {
-			out.Item.Tied = all.Tied[i]
-		}
+		out = &item{Item: inspect.NewItem(e), related: beside, Chunks: []inspect.Chunk{}}
 		for c := range inspect.Chunks(e) {
 			if len(out.Chunks) == maxShownChunks {
 				out.Omitted = len(e.Tensor.Chunks) - maxShownChunks

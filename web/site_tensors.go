@@ -8,10 +8,9 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// tensors is the answer of /api/tensors: statistics of each name, in the order of /api/names.
+// tensors is the answer of /api/tensors: statistics of each row of /api/names.
 type tensors struct {
-	// L2 is the norm of the finite elements. It is null if the name was not chosen or is an
-	// object.
+	// L2 is the norm of the finite elements. It is null for objects and counters.
 	L2 []inspect.Number `json:"l2"`
 	// NaN and Inf count elements. Inf is both infinities.
 	NaN []int64 `json:"nan"`
@@ -20,13 +19,13 @@ type tensors struct {
 
 // tensorRow is what the answer needs of a name. It is kept in files, under tensorsVersion.
 type tensorRow struct {
-	At  int   `json:"at"` // the place of the name
+	At  int   `json:"at"` // the row
 	L2  exact `json:"l2"`
 	NaN int64 `json:"nan"`
 	Inf int64 `json:"inf"`
 }
 
-const tensorsVersion = 1
+const tensorsVersion = 2
 
 // tensors answers /api/tensors.
 func (s *Site) tensors(ctx context.Context, q *query, m *meter) (*tensors, error) {
@@ -34,7 +33,7 @@ func (s *Site) tensors(ctx context.Context, q *query, m *meter) (*tensors, error
 	return ofCheckpoint(ctx, s, q, func(h *handle) (*tensors, error) {
 		key := keyOf("tensors", tensorsVersion, h.identity(), of)
 		return cached(ctx, s, m, key, func(t *tensors) int { return len(t.L2) }, func() (*tensors, error) {
-			md, err := h.metadata(ctx)
+			n, err := h.names(ctx, of)
 			if err != nil {
 				return nil, err
 			}
@@ -44,7 +43,7 @@ func (s *Site) tensors(ctx context.Context, q *query, m *meter) (*tensors, error
 			}
 			rows, ok := load[[]tensorRow](cache, key)
 			if !ok {
-				if rows, err = computeTensors(ctx, h.checkpoint(), md, of, m); err != nil {
+				if rows, err = computeTensors(ctx, h, n.Entries, of, m); err != nil {
 					return nil, err
 				}
 				if err := h.check(ctx, 0); err != nil {
@@ -52,7 +51,7 @@ func (s *Site) tensors(ctx context.Context, q *query, m *meter) (*tensors, error
 				}
 				store(cache, key, rows)
 			}
-			return newTensors(len(md.Entries), rows), nil
+			return newTensors(len(n.Entries), rows), nil
 		})
 	})
 }
@@ -70,20 +69,23 @@ func newTensors(names int, rows []tensorRow) *tensors {
 	return t
 }
 
-func computeTensors(ctx context.Context, o *Opened, md *meta.Metadata, of inspect.Choice, m *meter) ([]tensorRow, error) {
-	keep := of.Keep(md)
-	if err := md.CheckWhole(keep); err != nil {
+func computeTensors(ctx context.Context, h *handle, all []*meta.Entry, of inspect.Choice, m *meter) ([]tensorRow, error) {
+	md, err := h.metadata(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := md.CheckWhole(of.Keep(md)); err != nil {
 		return nil, err
 	}
 	var rows []tensorRow
 	var entries []*meta.Entry
-	for i, e := range inspect.Select(md) {
-		if e.Tensor != nil && !inspect.IsCounter(e.FQN) && keep(e.FQN) {
+	for i, e := range all {
+		if e.Tensor != nil && !inspect.IsCounter(e.FQN) {
 			rows, entries = append(rows, tensorRow{At: i}), append(entries, e)
 		}
 	}
 
-	r, err := inspect.Stats(ctx, o, entries, &inspect.StatsOptions{Total: m.total, Progress: m.add})
+	r, err := inspect.Stats(ctx, h.checkpoint(), entries, &inspect.StatsOptions{Total: m.total, Progress: m.add})
 	if err != nil {
 		return nil, err
 	}

@@ -1,15 +1,18 @@
 package web
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -87,8 +90,8 @@ func TestTensors(t *testing.T) {
 	for _, c := range []struct {
 		of, want string
 	}{
-		{"", "[NaN 5 2 NaN NaN] [0 0 1 0 0] [0 0 1 0 0]"},
-		{"&of=optimizer", "[NaN NaN NaN 0.5 NaN] [0 0 0 0 0] [0 0 0 0 0]"},
+		{"", "[5 2] [0 1] [0 1]"},
+		{"&of=optimizer", "[0.5] [0] [0]"},
 		{"&of=all", "[NaN 5 2 0.5 NaN] [0 0 1 0 0] [0 0 1 0 0]"}, // the names are lr, a, b, exp_avg, step
 	} {
 		for _, again := range []bool{false, true} {
@@ -104,7 +107,41 @@ func TestTensors(t *testing.T) {
 		}
 	}
 	trained(t, filepath.Join(w.dir, "step-1"), 9)
-	if got := w.get(t, "tensors?c=step-1").(*tensors); got.L2[2] != 9 {
+	if got := w.get(t, "tensors?c=step-1").(*tensors); got.L2[1] != 9 {
 		t.Errorf("after another save, the norms are %v", got.L2)
+	}
+}
+
+// The picture of the names has the colours of the page.
+func TestColoursOfSizes(t *testing.T) {
+	w := trainedWorld(t)
+	for question, want := range map[string]string{
+		"":                             "bfloat16|float32",
+		"&color=norm":                  "root mean square of the elements",
+		"&color=nan":                   "share of elements that are NaN or infinite",
+		"&color=change&against=step-1": "relative change .* since step-1",
+	} {
+		svg, err := w.site.Plot(t.Context(), must.Get(url.ParseQuery("what=sizes&c=step-2"+question))(t), nil)
+		if err != nil || !regexp.MustCompile(want).Match(svg) {
+			t.Errorf("sizes%s: %v; want a picture with %q", question, err, want)
+		}
+	}
+	for _, question := range []string{"&color=change", "&color=red"} {
+		_, err := w.site.Plot(t.Context(), must.Get(url.ParseQuery("what=sizes&c=step-2"+question))(t), nil)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Kind != KindBadRequest {
+			t.Errorf("sizes%s: %v; want a bad request", question, err)
+		}
+	}
+}
+
+// Names of a tensor that is stored once are told with each of them.
+func TestTies(t *testing.T) {
+	md := &meta.Metadata{Entries: []meta.Entry{{FQN: "a"}, {FQN: "b"}, {FQN: "c"}, {FQN: "d"}}}
+	h := &handle{}
+	h.tied.begin(func(fn func()) bool { fn(); return true }, func() (map[string]string, error) { return map[string]string{"b": "a", "c": "a"}, nil })
+	for name, want := range map[string]string{"a": "[b c]", "b": "[a c]", "d": "[]"} {
+		if got := must.Get(h.related(t.Context(), md, name))(t); fmt.Sprint(got.Ties) != want {
+			t.Errorf("the other names of %s are %v; want %s", name, got.Ties, want)
+		}
 	}
 }

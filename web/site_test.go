@@ -671,7 +671,7 @@ func TestPrepare(t *testing.T) {
 	soon(t, "the opening", func() bool {
 		w.site.mu.Lock()
 		defer w.site.mu.Unlock()
-		return len(w.site.open) == 1 && w.site.open[0].cols.over()
+		return len(w.site.open) == 1 && w.site.open[0].named[inspect.OnlyWeights].over()
 	})
 	w.get(t, "names?c=.")
 	if len(w.opened) != 1 {

@@ -2,7 +2,6 @@ package plot
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"testing"
 
@@ -96,24 +95,6 @@ func TestFitShortensInTheMiddle(t *testing.T) {
 	if got := fit(long, 12, 120); !strings.HasPrefix(got, "model.") || !strings.HasSuffix(got, "eight") {
 		t.Errorf("fit = %q; want the beginning and the end", got)
 	}
-}
-
-func TestNaturalOrder(t *testing.T) {
-	want := []string{"a", "a.2", "a.10", "a.10.b", "a.010c", "b1", "b02", "b10"}
-	rapid.Check(t, func(t *rapid.T) {
-		got := rapid.Permutation(want).Draw(t, "names")
-		slices.SortFunc(got, natural)
-		if !slices.Equal(got, want) {
-			t.Errorf("sorted %q; want %q", got, want)
-		}
-	})
-	rapid.Check(t, func(t *rapid.T) {
-		name := rapid.StringMatching(`[a.0-3]{0,5}`)
-		a, b, c := name.Draw(t, "a"), name.Draw(t, "b"), name.Draw(t, "c")
-		if natural(a, a) != 0 || a != b && natural(a, b) == 0 || natural(a, b) < 0 != (natural(b, a) > 0) || natural(a, b) < 0 && natural(b, c) < 0 && natural(a, c) >= 0 {
-			t.Errorf("%q, %q and %q have no order", a, b, c)
-		}
-	})
 }
 
 func TestKindsOfComponents(t *testing.T) {

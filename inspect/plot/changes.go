@@ -75,7 +75,7 @@ func newChangeChart(items []inspect.Compared) *changeChart {
 	for i := range items {
 		c.add(&items[i])
 	}
-	slices.SortStableFunc(c.dots, func(a, b changeDot) int { return natural(a.fqn, b.fqn) })
+	slices.SortStableFunc(c.dots, func(a, b changeDot) int { return inspect.Natural(a.fqn, b.fqn) })
 	counts := map[string]int{}
 	for _, p := range c.dots {
 		counts[p.kind]++
@@ -132,7 +132,7 @@ func layerAndKind(fqn string) (layer, kind string) {
 		return layer, first
 	}
 	last := layer[strings.LastIndexByte(layer, '.')+1:]
-	if rest != "" && digits(last) == len(last) {
+	if rest != "" && strings.Trim(last, "0123456789") == "" {
 		return layer, rest
 	}
 	return layer, last

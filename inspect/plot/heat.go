@@ -53,6 +53,7 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 	d.image(m.f.x0, m.f.y0, m.f.x1-m.f.x0, m.f.y1-m.f.y0, dataURI(m.pixels()), "")
 	m.hatch()
 	m.texts()
+	m.damage()
 	d.rect(m.f.x0, m.f.y0, m.f.x1-m.f.x0, m.f.y1-m.f.y0, `fill="none" stroke="`+axis+`"`, "")
 	m.axes()
 	m.colorBar()
@@ -66,6 +67,8 @@ func Heat(h *inspect.Heat, opts ...Option) *Picture {
 // readText says how much of the shown part was read.
 func readText(h *inspect.Heat) string {
 	switch {
+	case len(h.Damaged) > 0:
+		return "not all elements could be read"
 	case h.Exact && h.Elements == 1:
 		return "1 element"
 	case h.Exact:
@@ -360,6 +363,9 @@ func (m *heatMap) legend() []swatch {
 
 func (m *heatMap) notes() []string {
 	var out []string
+	if n := len(m.Damaged); n > 0 {
+		out = append(out, "Not drawn, and striped: "+plural(n, "chunk")+" that could not be read. The first problem: "+m.Damaged[0].Problem)
+	}
 	if m.Elements > int64(m.Height)*int64(m.Width) {
 		s := "A cell shows the " + shown[m.show] + " of its finite elements"
 		if !m.Exact {

@@ -3,12 +3,15 @@ package plot_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
+	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // hostileNames try to end an element, to run a script, or to break the encoding.
@@ -66,6 +69,12 @@ func anyHeat(t *rapid.T) *inspect.Heat {
 		Size: [2]int64{rows, cols}, Rows: [2]int64{0, rows}, Cols: [2]int64{0, cols}, Height: h, Width: w, Elements: anyCount.Draw(t, "elements"),
 		Low: anyNumber.Draw(t, "low"), High: anyNumber.Draw(t, "high"), Exact: rapid.Bool().Draw(t, "exact"),
 	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "damaged") {
+		box := func(what string) []int64 {
+			return rapid.SliceOfN(rapid.OneOf(anyCount, rapid.Just(int64(-1))), 0, 2).Draw(t, what)
+		}
+		out.Damaged = append(out.Damaged, inspect.DamagedChunk{Chunk: i, Offsets: box("offsets"), Sizes: box("sizes"), Problem: anyName.Draw(t, "problem")})
+	}
 	for range h * w {
 		out.Mean = append(out.Mean, anyNumber.Draw(t, "mean"))
 		out.Text = append(out.Text, anyName.Draw(t, "text"))
@@ -74,14 +83,37 @@ func anyHeat(t *rapid.T) *inspect.Heat {
 	return out
 }
 
-func anyColumns(t *rapid.T) *inspect.Columns {
-	c := &inspect.Columns{DTypes: []string{anyName.Draw(t, "dtype"), "float32"}, Shapes: [][]int64{{4, 4}}, Tied: map[int]string{2: "a"}}
-	for range rapid.IntRange(0, 30).Draw(t, "names") {
-		c.Names = append(c.Names, anyName.Draw(t, "name"))
-		c.Bytes = append(c.Bytes, rapid.OneOf(rapid.SampledFrom([]int64{0, 1 << 55}), rapid.Int64Range(0, 1<<30)).Draw(t, "bytes"))
-		c.DType, c.Shape = append(c.DType, rapid.Int32Range(-1, 1).Draw(t, "dtype")), append(c.Shape, rapid.Int32Range(-1, 0).Draw(t, "shape"))
+func anyNames(t *rapid.T) *inspect.Names {
+	texts := rapid.SliceOfNDistinct(anyName, 0, 30, func(s string) string { return s }).Draw(t, "names")
+	slices.Sort(texts)
+	var entries []*meta.Entry
+	for _, name := range texts {
+		bytes := rapid.OneOf(rapid.SampledFrom([]int64{0, 1 << 55}), rapid.Int64Range(0, 1<<30)).Draw(t, "bytes")
+		e := &meta.Entry{FQN: name, Bytes: &meta.Bytes{Codec: "json", Size: bytes}}
+		if rapid.Bool().Draw(t, "tensor") {
+			e = tensorEntry(name, tensor.Uint8, bytes)
+		}
+		entries = append(entries, e)
 	}
-	return c
+	out := inspect.NewNames(entries, nil)
+	for i := range out.Forms {
+		if out.Forms[i].Shape != nil {
+			out.Forms[i].DType = anyName.Draw(t, "dtype")
+		}
+	}
+	for i := 1; i < len(texts); i += 7 {
+		out.Tied[i] = texts[0]
+	}
+	return out
+}
+
+func anyShades(t *rapid.T, n *inspect.Names) *plot.Shades {
+	out := &plot.Shades{Title: anyName.Draw(t, "title"), Log: rapid.Bool().Draw(t, "log"), Share: rapid.Bool().Draw(t, "share")}
+	for range n.Entries {
+		out.Values = append(out.Values, anyFloat.Draw(t, "value"))
+		out.NaN, out.Inf = append(out.NaN, rapid.Bool().Draw(t, "nan")), append(out.Inf, rapid.Bool().Draw(t, "inf"))
+	}
+	return out
 }
 
 func anyShards(t *rapid.T) (*inspect.Item, []inspect.Chunk) {
@@ -185,7 +217,8 @@ func TestPicturesOfAnythingAreWellFormed(t *testing.T) {
 			return plot.Overlay(&inspect.Overlaid{A: anyStats(t), B: anyStats(t)}, anyName.Draw(t, "a"), anyName.Draw(t, "b"))
 		},
 		"heat":     func(t *rapid.T) *plot.Picture { return plot.Heat(anyHeat(t)) },
-		"sizes":    func(t *rapid.T) *plot.Picture { return plot.Sizes(anyColumns(t)) },
+		"sizes":    func(t *rapid.T) *plot.Picture { return plot.Sizes(anyNames(t)) },
+		"shades":   func(t *rapid.T) *plot.Picture { n := anyNames(t); return plot.Sizes(n, plot.Shaded(anyShades(t, n))) },
 		"shards":   func(t *rapid.T) *plot.Picture { it, c := anyShards(t); return plot.Shards(it, c) },
 		"timeline": func(t *rapid.T) *plot.Picture { return plot.Timeline(anyTimeline(t)) },
 		"changes":  func(t *rapid.T) *plot.Picture { return plot.Changes(anyCompared(t)) },

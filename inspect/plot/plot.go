@@ -32,6 +32,7 @@ type options struct {
 	about     string
 	logCounts bool
 	show      string
+	shades    *Shades
 }
 
 func collect(opts []Option) options {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn/inspect/plot"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -41,10 +43,12 @@ func gallery(t testing.TB) map[string]*plot.Picture {
 		"heatmap":          plot.Heat(waves(24, 40)),
 		"heatmap-abs":      plot.Heat(waves(24, 40), plot.Show(plot.ShowAbs)),
 		"heatmap-cells":    plot.Heat(cells()),
+		"heatmap-damaged":  plot.Heat(damaged()),
 		"heatmap-row":      plot.Heat(row()),
 		"heatmap-empty":    plot.Heat(&inspect.Heat{FQN: "a", DType: "float32", Shape: []int64{0, 3}, Low: none, High: none}),
 		"sizes":            plot.Sizes(llama(6), plot.About("step-100")),
-		"sizes-empty":      plot.Sizes(&inspect.Columns{}),
+		"sizes-norm":       plot.Sizes(llama(6), plot.Shaded(shades(llama(6)))),
+		"sizes-empty":      plot.Sizes(inspect.NewNames(nil, nil)),
 		"shards-grid":      plot.Shards(item(4096, 1024), grid([]int64{4096, 1024}, 4, 2)),
 		"shards-strip":     plot.Shards(item(1000), grid([]int64{1000}, 5)),
 		"shards-projected": plot.Shards(item(8, 3, 256, 64), grid([]int64{8, 3, 256, 64}, 4, 1, 2, 1)),
@@ -151,10 +155,9 @@ func TestLargeDataGivesBoundedPictures(t *testing.T) {
 }
 
 func large(t testing.TB) map[string]*plot.Picture {
-	flat := &inspect.Columns{DTypes: []string{"float32"}, Shapes: [][]int64{{4}}}
+	var flat []*meta.Entry
 	for i := range 200_000 {
-		flat.Names, flat.DType, flat.Shape = append(flat.Names, fmt.Sprintf("t%d", i)), append(flat.DType, 0), append(flat.Shape, 0)
-		flat.Bytes = append(flat.Bytes, int64(16+i%5))
+		flat = append(flat, tensorEntry(fmt.Sprintf("t%06d", i), tensor.Uint8, int64(16+i%5)))
 	}
 	steps := make([]float64, 3000)
 	for i := range steps {
@@ -163,7 +166,7 @@ func large(t testing.TB) map[string]*plot.Picture {
 	return map[string]*plot.Picture{
 		"large-sizes":       plot.Sizes(llama(22_000)),
 		"large-sizes-80":    plot.Sizes(llama(80)),
-		"large-sizes-flat":  plot.Sizes(flat),
+		"large-sizes-flat":  plot.Sizes(inspect.NewNames(flat, nil)),
 		"large-shards":      plot.Shards(item(100_000, 4096), grid([]int64{100_000, 4096}, 200, 100)),
 		"large-shards-64":   plot.Shards(item(8192, 8192), grid([]int64{8192, 8192}, 8, 8)),
 		"large-shards-3d":   plot.Shards(item(64, 64, 64), grid([]int64{64, 64, 64}, 4, 4, 4)),
@@ -309,6 +312,20 @@ func waves(h, w int) *inspect.Heat {
 	return out
 }
 
+// damaged returns a heat map with a damaged chunk in sight.
+func damaged() *inspect.Heat {
+	out := cells()
+	for i := range 8 {
+		out.Mean[24+i], out.Text[24+i] = none, ""
+	}
+	problem := "checksum of rank-1.safetensors at 4096+1024"
+	out.Damaged = []inspect.DamagedChunk{
+		{Chunk: 1, Offsets: []int64{0, 13, 0}, Sizes: []int64{8, 1, 64}, File: "rank-1.safetensors", Problem: problem},
+		{Chunk: 2, Offsets: []int64{0, 40, 0}, Sizes: []int64{8, 24, 64}, File: "rank-2.safetensors", Problem: problem}, // out of sight
+	}
+	return out
+}
+
 // cells returns a heat map of single elements.
 func cells() *inspect.Heat {
 	out := &inspect.Heat{
@@ -339,29 +356,42 @@ func row() *inspect.Heat {
 	return out
 }
 
-// llama returns the names of a model with layers.
-func llama(layers int) *inspect.Columns {
-	c := &inspect.Columns{DTypes: []string{"bfloat16", "float32"}, Shapes: [][]int64{{4096, 4096}, {4096}}}
-	add := func(name string, dtype, shape int32, bytes int64) {
-		c.Names, c.DType, c.Shape, c.Bytes = append(c.Names, name), append(c.DType, dtype), append(c.Shape, shape), append(c.Bytes, bytes)
+// shades returns a number for each name. One has NaN, one infinities, one nothing.
+func shades(n *inspect.Names) *plot.Shades {
+	out := &plot.Shades{Title: "root mean square of the elements", Log: true}
+	for i := range n.Entries {
+		out.Values = append(out.Values, 0.01*math.Pow(1.1, float64(i)))
+		out.NaN, out.Inf = append(out.NaN, i == 20), append(out.Inf, i == 30)
 	}
-	add("model.embed_tokens.weight", 0, 0, 250<<20)
+	out.Values[40] = math.NaN()
+	return out
+}
+
+func tensorEntry(name string, d tensor.DType, shape ...int64) *meta.Entry {
+	return &meta.Entry{FQN: name, Tensor: &meta.Tensor{Properties: meta.Properties{DType: d}, Shape: shape, Chunks: []tensor.Box{tensor.Whole(shape)}}}
+}
+
+// llama returns the names of a model with layers.
+func llama(layers int) *inspect.Names {
+	var all []*meta.Entry
+	add := func(name string, d tensor.DType, shape ...int64) { all = append(all, tensorEntry(name, d, shape...)) }
+	add("model.embed_tokens.weight", tensor.BFloat16, 32000, 4096)
 	for l := range layers {
 		p := fmt.Sprintf("model.layers.%d.", l)
 		for _, n := range []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"} {
-			add(p+n+".weight", 0, 0, 32<<20)
+			add(p+n+".weight", tensor.BFloat16, 4096, 4096)
 		}
 		for _, n := range []string{"gate_proj", "up_proj", "down_proj"} {
-			add(p+"mlp."+n+".weight", 0, 0, 86<<20)
+			add(p+"mlp."+n+".weight", tensor.BFloat16, 11008, 4096)
 		}
-		add(p+"input_layernorm.weight", 1, 1, 16<<10)
-		add(p+"post_attention_layernorm.weight", 1, 1, 16<<10)
+		add(p+"input_layernorm.weight", tensor.Float32, 4096)
+		add(p+"post_attention_layernorm.weight", tensor.Float32, 4096)
 	}
-	add("model.norm.weight", 1, 1, 16<<10)
-	add("lm_head.weight", 0, 0, 250<<20)
-	c.Tied = map[int]string{len(c.Names) - 1: "model.embed_tokens.weight"}
-	add("step", -1, -1, 8)
-	return c
+	add("model.norm.weight", tensor.Float32, 4096)
+	add("lm_head.weight", tensor.BFloat16, 32000, 4096)
+	all = append(all, &meta.Entry{FQN: "step", Bytes: &meta.Bytes{Codec: "json", Size: 8}})
+	slices.SortFunc(all, func(a, b *meta.Entry) int { return strings.Compare(a.FQN, b.FQN) })
+	return inspect.NewNames(all, map[string]string{"model.embed_tokens.weight": "lm_head.weight"})
 }
 
 func item(shape ...int64) *inspect.Item {

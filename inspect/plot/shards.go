@@ -148,7 +148,7 @@ func (m *shardMap) paint() {
 			}
 		}
 	}
-	slices.SortFunc(m.keys, natural)
+	slices.SortFunc(m.keys, inspect.Natural)
 	for i, k := range m.keys {
 		m.keyOf[k] = i
 	}

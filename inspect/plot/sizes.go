@@ -11,17 +11,22 @@ import (
 
 // Sizes draws the tree of the names of a checkpoint. The height of a name is its part of the
 // bytes. Names that are lower than two pixels are drawn together.
-func Sizes(c *inspect.Columns, opts ...Option) *Picture {
-	t := newSizeTree(c)
-	d, y := newDrawing("Names by size", listed(collect(opts).about, plural(len(c.Names), "name"), byteSize(float64(t.root.bytes))))
+func Sizes(names *inspect.Names, opts ...Option) *Picture {
+	o := collect(opts)
+	t := newSizeTree(names, o.shades)
+	d, y := newDrawing("Names by size", listed(o.about, plural(len(names.Form), "name"), byteSize(float64(t.root.bytes))))
 	if t.root.bytes == 0 {
 		why := "the names have no bytes"
-		if len(c.Names) == 0 {
+		if len(names.Form) == 0 {
 			why = "there are no names"
 		}
 		return d.finish(d.empty(y, why))
 	}
-	y = d.legend(margin, y+12, t.legend())
+	if t.shades == nil {
+		y = d.legend(margin, y+12, t.legend())
+	} else {
+		y = t.shades.legend(d, y+12)
+	}
 	p := &icicle{sizeTree: t, d: d, colors: t.colors(), last: map[int]float64{}}
 	levels := min(max(1, t.root.depth()), mostLevels)
 	p.column = (pictureWidth - 2*margin - 44) / float64(levels)
@@ -31,8 +36,11 @@ func Sizes(c *inspect.Columns, opts ...Option) *Picture {
 		write()
 	}
 	notes := []string{"Height: bytes. A name stands right of the name that it belongs to. Dashed: neighbours that are too small to be drawn one by one."}
-	if t.tied > 0 {
-		notes = append(notes, "Not counted: "+plural(t.tied, "further name")+" of tensors that are stored once under several names.")
+	if t.shades != nil {
+		notes = append(notes, "Colour: "+t.shades.Title+". What stands left of several names has their largest value.")
+	}
+	if tied := len(t.Tied); tied > 0 {
+		notes = append(notes, "Not counted: "+plural(tied, "further name")+" of tensors that are stored once under several names.")
 	}
 	return d.finish(d.notes(y+icicleHeight+26, notes...))
 }
@@ -51,19 +59,20 @@ type sizeNode struct {
 	names    int64
 	dtypes   map[int32]int64 // bytes by dtype
 	children []*sizeNode
-	leaf     int // index of the name in the columns; -1: it is only the beginning of names
+	leaf     int // row of the name; -1: it is only the beginning of names
 	merged   int // number of neighbours that are drawn together; zero: one
+	shade    shade
 }
 
 // merge returns neighbours as one node. What is below them is one node for each name, so
 // that 1,000 layers look like one.
 func merge(nodes []*sizeNode) *sizeNode {
 	first, last := nodes[0], nodes[len(nodes)-1]
-	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes)}
+	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes), shade: noShade}
 	byName := map[string][]*sizeNode{}
 	var names []string
 	for _, n := range nodes {
-		out.bytes, out.names = out.bytes+n.bytes, out.names+n.names
+		out.bytes, out.names, out.shade = out.bytes+n.bytes, out.names+n.names, out.shade.with(n.shade)
 		for d, b := range n.dtypes {
 			out.dtypes[d] += b
 		}
@@ -74,7 +83,7 @@ func merge(nodes []*sizeNode) *sizeNode {
 			byName[c.name] = append(byName[c.name], c)
 		}
 	}
-	slices.SortFunc(names, natural)
+	slices.SortFunc(names, inspect.Natural)
 	for _, name := range names {
 		c := merge(byName[name])
 		c.name, c.full = name, parent(first)
@@ -108,87 +117,64 @@ func (n *sizeNode) dtype() int32 {
 
 // sizeTree is the tree of all names.
 type sizeTree struct {
-	*inspect.Columns
-	root *sizeNode
-	tied int
+	*inspect.Names
+	root   *sizeNode
+	dtypes []string // -1 stands for objects
+	dtype  []int32  // of each form
+	shades *Shades  // nil: colours are dtypes
 }
 
-func newSizeTree(c *inspect.Columns) *sizeTree {
-	t := &sizeTree{Columns: c, root: &sizeNode{leaf: -1, dtypes: map[int32]int64{}}}
-	byName := map[*sizeNode]map[string]*sizeNode{}
-	for i, name := range c.Names {
-		bytes := int64(0)
-		if i < len(c.Bytes) {
-			bytes = max(0, c.Bytes[i])
+func newSizeTree(names *inspect.Names, shades *Shades) *sizeTree {
+	t := &sizeTree{Names: names, root: &sizeNode{leaf: -1, dtypes: map[int32]int64{}, shade: noShade}, dtype: make([]int32, len(names.Forms)), shades: shades}
+	for i, f := range names.Forms {
+		t.dtype[i] = -1
+		if f.Shape != nil {
+			if t.dtype[i] = int32(slices.Index(t.dtypes, f.DType)); t.dtype[i] < 0 {
+				t.dtype[i], t.dtypes = int32(len(t.dtypes)), append(t.dtypes, f.DType)
+			}
 		}
-		if _, tied := c.Tied[i]; tied {
-			t.tied++
-			bytes = 0
-		}
-		t.insert(byName, name, i, bytes)
 	}
-	t.root.tidy()
+	row := 0
+	t.grow(t.root, 0, len(names.Label), &row)
 	return t
 }
 
-func (t *sizeTree) dtypeOf(i int) int32 {
-	if i < len(t.DType) {
-		return t.DType[i]
-	}
-	return -1
-}
-
-// mostParts bounds the depth of the tree. Names may have any number of dots.
-const mostParts = 24
-
-func (t *sizeTree) insert(byName map[*sizeNode]map[string]*sizeNode, name string, i int, bytes int64) {
-	at := t.root
-	at.add(bytes, t.dtypeOf(i))
-	for n, rest := 0, name; ; n++ {
-		part, tail, more := strings.Cut(rest, ".")
-		if n == mostParts {
-			part, more = rest, false
+// grow adds nodes of Names to a node, of which row is the first row. A node with one child is
+// joined with it.
+func (t *sizeTree) grow(n *sizeNode, from, to int, row *int) {
+	for i := from; i < to; i += 1 + int(t.Below[i]) {
+		c := &sizeNode{name: t.Labels[t.Label[i]], leaf: -1, dtypes: map[int32]int64{}, shade: noShade}
+		c.full = c.name
+		if n != t.root {
+			c.full = n.full + "." + c.name
 		}
-		if byName[at] == nil {
-			byName[at] = map[string]*sizeNode{}
-		}
-		next := byName[at][part]
-		if next == nil {
-			full := name
-			if more {
-				full = name[:len(name)-len(tail)-1]
+		if t.Below[i] == 0 {
+			c.leaf = *row
+			c.names, c.bytes = 1, max(0, t.Forms[t.Form[*row]].Bytes)
+			if _, tied := t.Tied[*row]; tied {
+				c.bytes = 0
 			}
-			next = &sizeNode{name: part, full: full, leaf: -1, dtypes: map[int32]int64{}}
-			byName[at][part] = next
-			at.children = append(at.children, next)
+			c.dtypes[t.dtypeOf(*row)] = c.bytes
+			if t.shades != nil {
+				c.shade = t.shades.of(*row)
+			}
+			*row++
 		}
-		next.add(bytes, t.dtypeOf(i))
-		at, rest = next, tail
-		if !more {
-			at.leaf = i
-			return
+		t.grow(c, i+1, i+1+int(t.Below[i]), row)
+		n.names, n.bytes, n.shade = n.names+c.names, n.bytes+c.bytes, n.shade.with(c.shade)
+		for d, b := range c.dtypes {
+			n.dtypes[d] += b
 		}
+		if len(c.children) == 1 {
+			only := c.children[0]
+			only.name = c.name + "." + only.name
+			c = only
+		}
+		n.children = append(n.children, c)
 	}
 }
 
-func (n *sizeNode) add(bytes int64, dtype int32) {
-	n.bytes += bytes
-	n.names++
-	n.dtypes[dtype] += bytes
-}
-
-// tidy sorts children and joins a node with its only child.
-func (n *sizeNode) tidy() {
-	for _, c := range n.children {
-		c.tidy()
-	}
-	slices.SortFunc(n.children, func(a, b *sizeNode) int { return natural(a.name, b.name) })
-	if len(n.children) == 1 && n.leaf < 0 && n.full != "" {
-		c := n.children[0]
-		c.name = n.name + "." + c.name
-		*n = *c
-	}
-}
+func (t *sizeTree) dtypeOf(row int) int32 { return t.dtype[t.Form[row]] }
 
 // kinds returns the dtypes, the one with the most bytes first. -1 stands for objects.
 func (t *sizeTree) kinds() []int32 {
@@ -209,10 +195,10 @@ func (t *sizeTree) kinds() []int32 {
 }
 
 func (t *sizeTree) kindName(d int32) string {
-	if d < 0 || int(d) >= len(t.DTypes) {
+	if d < 0 {
 		return "objects"
 	}
-	return t.DTypes[d]
+	return t.dtypes[d]
 }
 
 // colors returns the colour of each dtype. Objects, and dtypes beyond the first ones, are
@@ -313,6 +299,9 @@ func (p *icicle) node(n *sizeNode, x, y, h float64, levels int) {
 	if leaf {
 		color = tint(p.colors[n.dtype()], 0.75)
 	}
+	if p.shades != nil {
+		color = p.shades.color(n.shade)
+	}
 	p.d.rect(x, y, w, h, `fill="`+color+`" stroke="`+paper+`" stroke-width="`+num(min(1, h/4))+`"`, p.tip(n))
 	if n.merged > 1 && h >= 8 {
 		p.d.rect(x+1, y+1, w-2, h-2, `fill="none" stroke="`+axis+`" stroke-dasharray="3 2" stroke-width="0.75"`, "")
@@ -348,14 +337,15 @@ func (p *icicle) tip(n *sizeNode) string {
 		full = fmt.Sprintf("%s of %s below %s together", fit(n.name, 1, 200), plural(n.merged, "part"), strings.TrimSuffix(full, "."))
 	}
 	text := fmt.Sprintf("%s\n%s (%s)", full, byteSize(float64(n.bytes)), percent(float64(n.bytes), float64(p.root.bytes)))
+	if p.shades != nil {
+		text += p.shades.tip(n.shade)
+	}
 	if n.leaf < 0 || len(n.children) > 0 {
 		return text + ", " + plural(n.names, "name")
 	}
-	text += ", " + p.kindName(p.dtypeOf(n.leaf))
-	if n.leaf < len(p.Shape) {
-		if s := p.Shape[n.leaf]; s >= 0 && int(s) < len(p.Shapes) {
-			text += " " + shapeText(p.Shapes[s])
-		}
+	f := p.Forms[p.Form[n.leaf]]
+	if f.Shape == nil {
+		return text + ", object"
 	}
-	return text
+	return text + ", " + f.DType + " " + shapeText(f.Shape)
 }

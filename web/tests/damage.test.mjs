@@ -31,7 +31,7 @@ test('a damaged chunk is marked, said once, and the others are drawn', async () 
     const page = await w.open(server, '#/tensor?c=step-000000800&name=model.layers.3.mlp.up.weight');
     await page.getByRole('alert').filter({ hasText: /Chunk \d+ is damaged, and not drawn/ }).waitFor();
     await page.getByRole('status').filter({ hasText: /^exact: / }).waitFor();
-    await page.getByText('They need all chunks.').waitFor();
+    await page.getByText('Not computed: statistics need all chunks.').waitFor();
     assert.equal(await page.getByRole('alert').count(), 1, 'it is said once');
     assert.equal(await page.getByRole('img', { name: /chunk \d+ is damaged/ }).count(), 1, 'it is marked in the map');
     assert.equal(await page.locator('.mark.damaged').count(), 1, 'and among the shards');

@@ -10,8 +10,18 @@ const s = setUp({ before, after }, () => [path.join(made, 'hostile'), path.join(
 async function names(page) {
   return page.evaluate(async () => {
     const token = new URLSearchParams(location.search).get('token');
-    const r = await fetch('api/names?c=.', { headers: { Authorization: `Bearer ${token}` } });
-    return (await r.json()).names;
+    const r = await fetch('api/names?c=.&of=all', { headers: { Authorization: `Bearer ${token}` } });
+    const { labels, label, below } = await r.json();
+    const found = [];
+    const walk = (from, to, above) => {
+      for (let i = from; i < to; i += 1 + below[i]) {
+        const name = above + labels[label[i]];
+        if (below[i] === 0) found.push(name);
+        else walk(i + 1, i + 1 + below[i], `${name}.`);
+      }
+    };
+    walk(0, label.length, '');
+    return found;
   });
 }
 

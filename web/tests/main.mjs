@@ -49,7 +49,8 @@ for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => e
 
 try {
   const kinds = what === 'bench' ? ['many', 'big'] : what === 'test' ? ['small', 'many'] : ['small'];
-  execFileSync(path.join(programs, 'make'), [dir, ...kinds], { stdio: 'inherit', timeout: limit });
+  // Pictures show the path of the remote run: from the folder itself, it is short.
+  execFileSync(path.join(programs, 'make'), [what === 'shots' ? '.' : dir, ...kinds], { stdio: 'inherit', timeout: limit, cwd: dir });
 } catch (e) {
   console.error(`main.mjs: the checkpoints could not be made: ${e.message}`);
   end(1);

@@ -1,4 +1,4 @@
-import { childCount, type Tree } from './tree';
+import { children, single, type Tree } from './tree';
 import { block, Builder, descend, group, rest, type Cells } from './treemap';
 
 /** Room for the numbers of the axis. */
@@ -28,8 +28,8 @@ export function icicle(t: Tree, root: number, width: number, height: number): Ce
       if (small >= 0.25) b.add(n, rest, x, y - small, width - x, small);
       small = 0;
     };
-    for (let i = t.first[n]; i < t.first[n + 1]; i++) {
-      const k = descend(t, t.children[i]);
+    for (const child of children(t, n)) {
+      const k = descend(t, child);
       const h = t.bytes[k] * scale;
       if (h >= leastHeight) {
         flush();
@@ -50,7 +50,7 @@ export function icicle(t: Tree, root: number, width: number, height: number): Ce
 function depths(t: Tree): Int32Array {
   const d = new Int32Array(t.parent.length);
   for (let n = d.length - 1; n > 0; n--) {
-    const own = childCount(t, n) === 1 ? d[n] - 1 : d[n];
+    const own = single(t, n) ? d[n] - 1 : d[n];
     const p = t.parent[n];
     if (own + 1 > d[p]) d[p] = own + 1;
   }

@@ -1,4 +1,4 @@
-import type { Columns } from '../lib/api';
+import { objects } from './colors';
 import type { Tree } from './tree';
 
 /** What the filters above the table ask for. Empty means everything. */
@@ -22,9 +22,17 @@ export interface Found {
   filtered: boolean;
 }
 
-/** Prepares the names for search, once. */
-export function lowered(c: Columns): string[] {
-  return c.names.map((n) => n.toLowerCase());
+/** The names in lower case, by row. */
+export function lowered(t: Tree): string[] {
+  const parts = t.labels.map((text) => text.toLowerCase());
+  const above: string[] = [''];
+  const names: string[] = [];
+  for (let n = 1; n < t.parent.length; n++) {
+    const text = above[t.parent[n]] + parts[t.label[n - 1]];
+    if (t.row[n] >= 0) names.push(text);
+    else above[n] = text + '.';
+  }
+  return names;
 }
 
 /**
@@ -85,32 +93,28 @@ export function size(text: string): number {
 }
 
 /** Finds the rows at and below a node that match, in the order of all. lower returns the names for a search. */
-export function search(c: Columns, lower: () => string[], t: Tree, node: number, query: Query, all: Int32Array): Found {
+export function search(t: Tree, lower: () => string[], node: number, query: Query, all: Int32Array): Found {
   const want = matcher(query.q);
   const avoid = matcher(query.not);
   const min = query.min.trim() === '' ? NaN : size(query.min);
   const max = query.max.trim() === '' ? NaN : size(query.max);
   const types = query.dtype === '' ? null : new Set(query.dtype.split(','));
-  const keeps = Uint8Array.from(c.dtypes, (d) => Number(!types || types.has(d)));
-  const keepsObjects = !types || types.has('objects');
-
-  const tied = Object.keys(c.tied ?? {}).length > 0;
+  // A comparison with NaN is false.
+  const keeps = Uint8Array.from(t.forms, (f) => Number((!types || types.has(f.dtype ?? objects)) && !(f.bytes < min || f.bytes > max)));
+  const tied = Object.keys(t.tied).length > 0;
 
   const low = want || avoid ? lower() : [];
-  const flags = new Uint8Array(c.names.length);
+  const flags = new Uint8Array(t.form.length);
   let n = 0;
   let bytes = 0;
-  for (let k = t.low[node]; k < t.high[node]; k++) {
-    const i = t.order[k];
-    const d = c.dtype[i];
-    if (d < 0 ? !keepsObjects : keeps[d] === 0) continue;
-    const b = c.bytes[i];
-    if (b < min || b > max) continue; // a comparison with NaN is false
+  for (let i = t.low[node]; i < t.high[node]; i++) {
+    const f = t.form[i];
+    if (keeps[f] === 0) continue;
     if (want && !want(low[i])) continue;
     if (avoid && avoid(low[i])) continue;
     flags[i] = 1;
     n++;
-    if (!tied || c.tied[i] === undefined) bytes += b;
+    if (!tied || t.tied[i] === undefined) bytes += t.forms[f].bytes;
   }
   const rows = new Int32Array(n);
   let at = 0;
@@ -119,10 +123,10 @@ export function search(c: Columns, lower: () => string[], t: Tree, node: number,
 }
 
 /** All rows in the order of a column; "-" in front turns the order around. */
-export function sortedBy(c: Columns, t: Tree, sort: string): Int32Array {
-  const id = sort.replace('-', '');
-  const key = sortKey(c, id);
-  const order = t.order.slice();
+export function sortedBy(t: Tree, sort: string): Int32Array {
+  const key = sortKey(t, sort.replace('-', ''));
+  const order = new Int32Array(t.form.length);
+  for (let i = 0; i < order.length; i++) order[i] = i;
   // The sort is stable: equal rows keep the natural order of names.
   if (key) {
     const sign = sort.startsWith('-') ? -1 : 1;
@@ -134,22 +138,19 @@ export function sortedBy(c: Columns, t: Tree, sort: string): Int32Array {
 }
 
 /** A number for each row that has the order of a column; null if the column is the name. */
-function sortKey(c: Columns, id: string): ArrayLike<number> | null {
-  const ranked = (texts: string[], index: ArrayLike<number>) => {
-    const place = new Map([...new Set(texts)].sort().map((s, i) => [s, i]));
-    return Float64Array.from(index, (d) => (d < 0 ? -1 : place.get(texts[d])!));
-  };
-  if (id === 'bytes') return c.bytes;
-  if (id === 'chunks') return c.chunks;
-  if (id === 'dtype') return ranked(c.dtypes, c.dtype);
-  if (id === 'shape') {
-    const elements = c.shapes.map((s) => s.reduce((a, b) => a * b, 1));
-    return Float64Array.from(c.shape, (s) => (s < 0 ? -1 : elements[s]));
-  }
-  if (id === 'value') {
-    const rows = Object.keys(c.values ?? {}).map(Number);
-    const place = new Map([...new Set(rows.map((r) => c.values[r]))].sort().map((s, i) => [s, i]));
-    return Float64Array.from(c.names, (_, i) => place.get(c.values?.[i]) ?? Infinity);
-  }
+function sortKey(t: Tree, id: string): ArrayLike<number> | null {
+  const ofForms = (key: number[]) => t.form.map((f) => key[f]);
+  if (id === 'bytes') return ofForms(t.forms.map((f) => f.bytes));
+  if (id === 'chunks') return ofForms(t.forms.map((f) => f.chunks));
+  if (id === 'dtype') return ofForms(places(t.forms.map((f) => f.dtype), -1));
+  if (id === 'shape') return ofForms(t.forms.map((f) => f.shape?.reduce((a, b) => a * b, 1) ?? -1));
+  if (id === 'value') return places(t.form.map((_, i) => t.values[i]), Infinity);
   return null;
+}
+
+/** The places of texts in their order; none is the place of what has no text. */
+function places(texts: (string | undefined)[], none: number): number[] {
+  const sorted = [...new Set(texts.filter((s) => s !== undefined))].sort();
+  const place = new Map(sorted.map((s, i) => [s, i]));
+  return texts.map((s) => (s === undefined ? none : place.get(s)!));
 }

@@ -1,7 +1,10 @@
-import { childCount, type Tree } from './tree';
+import { children, single, type Tree } from './tree';
 
 /** Height of the line with a group's name. */
 export const headHeight = 17;
+
+/** Children with a smaller area, in square pixels, are drawn together. */
+const leastArea = 9;
 
 /** Rectangles of nodes in CSS pixels. Those of children come after those of their parents. */
 export interface Cells {
@@ -85,8 +88,8 @@ export function layout(t: Tree, root: number, width: number, height: number): Ce
 }
 
 /** The children of a node that have bytes, the largest first; equal ones in natural order. */
-export function bySize(t: Tree, n: number): Int32Array {
-  const nodes = t.children.slice(t.first[n], t.first[n + 1]).filter((k) => t.bytes[k] > 0);
+export function bySize(t: Tree, n: number): number[] {
+  const nodes = children(t, n).filter((k) => t.bytes[k] > 0);
   return nodes.sort((a, b) => t.bytes[b] - t.bytes[a]);
 }
 
@@ -98,7 +101,7 @@ function divide(t: Tree, n: number, x: number, y: number, w: number, h: number, 
   let at = 0;
   while (at < nodes.length) {
     const short = Math.min(w, h);
-    if (t.bytes[nodes[at]] * scale < 1 || short < 1) {
+    if (t.bytes[nodes[at]] * scale < leastArea || short < 1) {
       if (w >= 1 || h >= 1) b.add(n, rest, x, y, Math.max(w, 1), Math.max(h, 1));
       return;
     }
@@ -144,12 +147,12 @@ export function cellAt(c: Cells, x: number, y: number): number {
 
 /** Goes down while a node has one child only: such nodes are drawn as one. */
 export function descend(t: Tree, n: number): number {
-  while (childCount(t, n) === 1) n = t.children[t.first[n]];
+  while (single(t, n)) n++;
   return n;
 }
 
 /** The opposite of descend: the highest of the nodes, below root, that are drawn as one. */
 export function ascend(t: Tree, n: number, root: number): number {
-  while (n !== root && t.parent[n] !== root && childCount(t, t.parent[n]) === 1) n = t.parent[n];
+  while (n !== root && t.parent[n] !== root && single(t, t.parent[n])) n = t.parent[n];
   return n;
 }

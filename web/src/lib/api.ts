@@ -139,19 +139,28 @@ export interface Summary {
   timeline: boolean;
 }
 
-/** Names of a checkpoint in columns. Index -1 of dtype and shape is an object. */
-export interface Columns {
-  names: string[];
-  dtypes: string[];
-  dtype: number[];
-  shapes: number[][];
-  shape: number[];
-  bytes: number[];
-  chunks: number[];
-  /** 0: weights, 1: of the optimizer, 2: others. */
-  role: number[];
-  tied: Record<string, string>;
-  values: Record<string, string>;
+/** The tree of the names of a checkpoint, without the root, in depth-first order. */
+export interface NamesAnswer {
+  /** How many names each choice has. */
+  counts: { weights: number; optimizer: number; all: number };
+  labels: string[];
+  /** The place of each node's label. */
+  label: number[];
+  /** How many nodes are below each node: 0 for a name. */
+  below: number[];
+  forms: NameForm[];
+  /** The place of the form of each name. */
+  form: number[];
+  tied: Record<number, string>;
+  values: Record<number, string>;
+}
+
+/** An object has no dtype and no shape. */
+export interface NameForm {
+  dtype?: string;
+  shape?: number[];
+  bytes: number;
+  chunks: number;
 }
 
 export interface Item {
@@ -185,6 +194,11 @@ export interface Chunk {
 
 export interface ItemAnswer {
   item: Item;
+  /** The names beside it. */
+  before?: string;
+  after?: string;
+  /** The other names of the same tensor. */
+  ties: string[];
   value: string;
   truncated: boolean;
   chunks: Chunk[];

@@ -46,7 +46,7 @@ export function numberAxis(label: string): uPlot.Axis {
 /** Dots of checkpoints on lines that the run has left. */
 export function muted(color: string, text: (v: number) => string): uPlot.Series {
   return {
-    label: 'left',
+    label: 'on lines that were left',
     paths: () => null,
     stroke: color,
     points: { show: true, size: 6, stroke: color },

@@ -6,7 +6,7 @@ import { dtypeColors } from '../../src/checkpoint/colors';
 import { icicle, ticks } from '../../src/checkpoint/icicle';
 import { pretty } from '../../src/checkpoint/pretty';
 import { lowered, matcher, search, size, sortedBy } from '../../src/checkpoint/search';
-import { build, find, label, lineage, pathOf } from '../../src/checkpoint/tree';
+import { children, find, formOf, label, lineage, nameOf, pathOf, single, unpack } from '../../src/checkpoint/tree';
 import { pairOf, throughRecipe } from '../../src/compare/pair';
 import { cellAt, descend, layout, rest } from '../../src/checkpoint/treemap';
 import { expand } from '../../src/compare/expand';
@@ -38,11 +38,34 @@ function property(name, check) {
   });
 }
 
-function columns(names, bytes = names.map(() => 1), more = {}) {
-  return {
-    names, bytes, dtypes: ['float32'], dtype: names.map(() => 0), shapes: [[1]], shape: names.map(() => 0),
-    chunks: names.map(() => 1), tied: {}, values: {}, ...more,
+/** The tree of names, as the server would send it. */
+function treeOf(names, bytes = names.map(() => 1), more = {}) {
+  const a = { counts: {}, labels: [], label: [], below: [], forms: [], form: [], tied: {}, values: {}, ...more };
+  const root = new Map();
+  names.forEach((name, i) => {
+    const parts = name.split('.');
+    let at = root;
+    for (const part of parts.slice(0, -1)) {
+      const key = `${part}.`;
+      if (!at.has(key)) at.set(key, new Map());
+      at = at.get(key);
+    }
+    at.set(parts.at(-1), i);
+  });
+  const walk = (group) => {
+    for (const [key, what] of group) {
+      const at = a.label.push(a.labels.push(typeof what === 'number' ? key : key.slice(0, -1)) - 1) - 1;
+      a.below.push(0);
+      if (typeof what === 'number') {
+        a.form.push(a.forms.push({ dtype: 'float32', shape: [1], bytes: bytes[what], chunks: 1, ...more.dtypes?.[what] }) - 1);
+        continue;
+      }
+      walk(what);
+      a.below[at] = a.label.length - at - 1;
+    }
   };
+  walk(root);
+  return unpack(a);
 }
 
 /** Names of a few parts, some of them hostile. */
@@ -56,20 +79,20 @@ function someNames(rnd) {
 
 const all = { q: '', not: '', dtype: '', min: '', max: '' };
 
-test('the tree sorts numbers naturally and adds bytes', () => {
-  const c = columns(['m.layers.0.w', 'm.layers.10.w', 'm.layers.2.w', 'n'], [1, 2, 4, 8]);
-  const t = build(c);
-  assert.deepEqual([...t.order].map((r) => c.names[r]), ['m.layers.0.w', 'm.layers.2.w', 'm.layers.10.w', 'n']);
+test('the tree adds bytes', () => {
+  const t = treeOf(['m.layers.0.w', 'm.layers.2.w', 'm.layers.10.w', 'n'], [1, 2, 4, 8]);
+  assert.deepEqual(t.form.map((_, r) => nameOf(t, r)), ['m.layers.0.w', 'm.layers.2.w', 'm.layers.10.w', 'n']);
   const layers = find(t, 'm.layers');
   assert.equal(pathOf(t, layers), 'm.layers');
   assert.equal(t.bytes[layers], 7);
   assert.equal(t.bytes[0], 15);
+  assert.equal(t.largest[layers], 2);
   assert.deepEqual(lineage(t, layers).map((n) => label(t, n)), ['', 'm', 'layers']);
   assert.equal(pathOf(t, find(t, 'm.layers.3.w')), 'm.layers');
 });
 
 test('a name may be the beginning of another one', () => {
-  const t = build(columns(['a', 'a.b', 'a.b.c']));
+  const t = treeOf(['a', 'a.b', 'a.b.c']);
   assert.equal(t.row[find(t, 'a.b')], -1, 'the group is found');
   assert.equal(t.bytes[find(t, 'a.b')], 1);
   assert.equal(t.bytes[find(t, 'a')], 2);
@@ -77,39 +100,36 @@ test('a name may be the beginning of another one', () => {
 });
 
 test('the bytes of a tied name count once', () => {
-  const c = columns(['a', 'b'], [5, 5], { tied: { 1: 'a' } });
-  const t = build(c);
+  const t = treeOf(['a', 'b'], [5, 5], { tied: { 1: 'a' } });
   assert.equal(t.bytes[0], 5);
-  assert.equal(search(c, () => lowered(c), t, 0, all, t.order).bytes, 5);
+  assert.equal(search(t, () => lowered(t), 0, all, sortedBy(t, 'name')).bytes, 5);
 });
 
 property('a tree has each name once, below nodes with its beginnings', (rnd) => {
   const names = someNames(rnd);
-  if (rnd(3) === 0) names.reverse();
-  const c = columns(names, names.map(() => rnd(1000)));
-  const t = build(c);
-  assert.deepEqual([...t.order].sort((a, b) => a - b), names.map((_, i) => i));
-  const groups = new Set();
+  const t = treeOf(names, names.map(() => rnd(1000)));
+  assert.deepEqual(t.form.map((_, r) => nameOf(t, r)).sort(), names);
+  assert.deepEqual(lowered(t), t.form.map((_, r) => nameOf(t, r).toLowerCase()));
   for (let n = 1; n < t.parent.length; n++) {
     const p = t.parent[n];
-    assert.ok(p < n && t.low[p] <= t.low[n] && t.high[n] <= t.high[p]);
+    assert.ok(p < n && t.low[p] <= t.low[n] && t.high[n] <= t.high[p] && t.end[n] <= t.end[p]);
     assert.ok(p === 0 || pathOf(t, n).startsWith(pathOf(t, p) + '.'));
+    assert.ok(children(t, p).includes(n));
+    assert.equal(single(t, p), children(t, p).length === 1);
     if (t.row[n] >= 0) {
-      assert.equal(pathOf(t, n), names[t.row[n]]);
+      assert.equal(t.node[t.row[n]], n);
       continue;
     }
-    assert.ok(!groups.has(pathOf(t, n)), 'a group is there once');
-    groups.add(pathOf(t, n));
     assert.equal(find(t, pathOf(t, n)), n);
     let sum = 0;
-    for (let i = t.low[n]; i < t.high[n]; i++) sum += c.bytes[t.order[i]];
+    for (let i = t.low[n]; i < t.high[n]; i++) sum += formOf(t, i).bytes;
     assert.equal(t.bytes[n], sum);
   }
 });
 
 property('the cells of a map lie in it, and areas without names are the shares of bytes', (rnd) => {
   const names = someNames(rnd);
-  const t = build(columns(names, names.map(() => rnd(5) * rnd(1000))));
+  const t = treeOf(names, names.map(() => rnd(5) * rnd(1000)));
   const [w, h] = [50 + rnd(1200), 50 + rnd(400)];
   const cells = layout(t, 0, w, h);
   const slack = 1.01; // what is smaller than a pixel is drawn as one
@@ -130,7 +150,7 @@ property('the cells of a map lie in it, and areas without names are the shares o
 
 property('the cells of an icicle do not overlap, and heights are bytes', (rnd) => {
   const names = someNames(rnd);
-  const t = build(columns(names, names.map(() => rnd(5) * rnd(1000))));
+  const t = treeOf(names, names.map(() => rnd(5) * rnd(1000)));
   const [w, h] = [200 + rnd(1000), 100 + rnd(400)];
   const c = icicle(t, 0, w, h);
   for (let i = 0; i < c.length; i++) {
@@ -179,11 +199,11 @@ test('sizes are read as the command line reads them', () => {
 });
 
 test('search filters by everything and keeps the order', () => {
-  const c = columns(['a.w', 'b.obj', 'b.w', 'c.w'], [10, 20, 30, 40], { dtypes: ['float32', 'int64'], dtype: [0, -1, 1, 0] });
-  const t = build(c);
+  const dtypes = [{}, { dtype: undefined, shape: undefined }, { dtype: 'int64' }, {}];
+  const t = treeOf(['a.w', 'b.obj', 'b.w', 'c.w'], [10, 20, 30, 40], { dtypes });
   const names = (query, sort = 'name', node = 0) => {
-    const f = search(c, () => lowered(c), t, node, { ...all, ...query }, sortedBy(c, t, sort));
-    return [[...f.rows].map((r) => c.names[r]).join(' '), f.bytes, f.filtered];
+    const f = search(t, () => lowered(t), node, { ...all, ...query }, sortedBy(t, sort));
+    return [[...f.rows].map((r) => nameOf(t, r)).join(' '), f.bytes, f.filtered];
   };
   assert.deepEqual(names({}), ['a.w b.obj b.w c.w', 100, false]);
   assert.deepEqual(names({ q: 'W' }, '-bytes'), ['c.w b.w a.w', 80, true]);

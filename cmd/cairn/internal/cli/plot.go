@@ -44,6 +44,7 @@ var plotParams = map[string]struct{ param, value string }{
 	"show":       {"show", ""},
 	"select":     {"select", ""},
 	"of":         {"of", ""},
+	"color":      {"color", ""},
 	"measure":    {"measure", ""},
 	"name-a":     {"name_a", ""},
 	"recipe":     {"recipe", "1"},
@@ -71,10 +72,12 @@ func newPlotCmd() *cobra.Command {
 	fl.String("show", "mean", "heatmap: this `number` of the elements of a cell: mean, min, max, or abs for the largest magnitude")
 	fl.String("select", "", "changes, metrics, steps: only names that match this `pattern`")
 	fl.String("of", "weights", "changes, sizes, steps: only these `names`: weights, optimizer or all; all if --select is given")
+	fl.String("color", "dtype", "sizes: colour names by `what`: dtype; norm, the root mean square of the elements; or nan, the share of NaN and infinities")
 	fl.String("measure", "", "steps, history: draw this `number`: l2, mean, abs_max, nan_share; history also: std, histogram")
 	fl.String("name-a", "", "overlay: the `name` of the tensor in PATH, if OTHER has another one")
 	f.siteFlags.add(cmd)
 	completeFlag(cmd, choices("mean", "min", "max", "abs"), "show")
+	completeFlag(cmd, choices("dtype", "norm", "nan"), "color")
 	completeFlag(cmd, choices("l2", "mean", "abs_max", "nan_share", "std", "histogram"), "measure")
 	completeFlag(cmd, choices("weights", "optimizer", "all"), "of")
 	completeFlag(cmd, completeFlagNames, "select", "name-a")
