@@ -77,9 +77,6 @@ var (
 	waitSavers = func(*testing.T) {}
 )
 
-// trainer is the work of this program if a test has started it as a trainer.
-var trainer = func() {}
-
 func TestSaveAsyncStateMayChangeAfterReturn(t *testing.T) {
 	const n = 300 << 10
 	for mode, options := range modes {

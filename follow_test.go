@@ -363,11 +363,8 @@ func TestFollowThroughAFaultyStore(t *testing.T) {
 			rule := fault.Rule{On: fault.Read, Times: -1, Do: c.do, Match: func(name string) bool {
 				return (strings.HasSuffix(name, ".safetensors") || strings.HasSuffix(name, ".delta")) && left.Load() > 0 && left.Add(-1) >= 0
 			}}
-			key := strings.ReplaceAll(name, " ", "-")
-			faultyMu.Lock()
-			faulty[key] = func(dir blob.Store) blob.Store { return fault.New(dir, rule) }
-			faultyMu.Unlock()
-			f := must.Get(cairn.Follow("faulty://"+key+filepath.ToSlash(dir), nil))(t)
+			address := faultyAddress(t, dir, func(dir blob.Store) blob.Store { return fault.New(dir, rule) })
+			f := must.Get(cairn.Follow(address, nil))(t)
 			state := followed(t, s, 0, 1)
 			p := must.Get(f.Prepare(t.Context(), state, 1))(t)
 			must.Get(p.Commit())(t)
@@ -524,7 +521,7 @@ func TestFollowOtherFormats(t *testing.T) {
 
 // The versions of slime, which are differences to a model, can be followed too.
 func TestFollowSlime(t *testing.T) {
-	const chain = "testdata/slime/xor-xxh3-rebase"
+	const chain = "../../testdata/slime/xor-xxh3-rebase"
 	expected := func(v int64) map[string]struct {
 		DType  string
 		Shape  []int64

@@ -3,18 +3,14 @@ package cairn_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
@@ -22,15 +18,6 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
-
-func TestMain(m *testing.M) {
-	saver.Main()
-	trainer()
-	// With the race detector, every process that a test starts would end a second late.
-	os.Setenv("GORACE", "atexit_sleep_ms=0")
-	os.Setenv("XDG_CONFIG_HOME", filepath.Join(os.TempDir(), "cairn-tests")) // not the configuration of the user
-	goleak.VerifyTestMain(m)
-}
 
 // sameTensor lets cmp compare tensors.
 var sameTensor = cmp.Comparer(func(a, b *tensor.Tensor) bool {

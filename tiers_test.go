@@ -37,29 +37,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// faulty are the stores behind the addresses faulty://KEY/PATH: folders in which things go
-// wrong.
-var (
-	faultyMu sync.Mutex
-	faulty   = map[string]func(dir blob.Store) blob.Store{} // guarded by faultyMu
-)
-
-func init() {
-	blob.Register("faulty", func(_ context.Context, address string) (blob.Store, error) {
-		u, err := url.Parse(address)
-		if err != nil {
-			return nil, err
-		}
-		dir, err := file.Open(filepath.FromSlash(u.Path), nil)
-		if err != nil {
-			return nil, err
-		}
-		faultyMu.Lock()
-		defer faultyMu.Unlock()
-		return faulty[u.Host](dir), nil
-	})
-}
-
 // gated:///PATH?gate=FILE is a folder in which a new file appears only when the gate is open:
 // that file exists. Saver processes know it too.
 func init() {
@@ -115,16 +92,6 @@ func isOver(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// faultyAddress returns the address of a folder that wrap makes faulty.
-func faultyAddress(t *testing.T, dir string, wrap func(dir blob.Store) blob.Store) string {
-	t.Helper()
-	faultyMu.Lock()
-	defer faultyMu.Unlock()
-	key := fmt.Sprintf("key%d", len(faulty))
-	faulty[key] = wrap
-	return "faulty://" + key + filepath.ToSlash(dir)
 }
 
 // tierForms are formats of checkpoints with two stores.
