@@ -102,6 +102,14 @@ var layers = []struct{ name, imports string }{
 	{"background/saver", "run blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "run blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
+	// Tests of the whole, and what they share.
+	{"tests/jobtest", ". run background/saver blob blob/file group group/inproc group/tcp/tcptest internal/must shard storage tensor"},
+	{"tests/background", ""},
+	{"tests/deltas", ""},
+	{"tests/following", ""},
+	{"tests/runs", ""},
+	{"tests/saves", ""},
+
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"inspect/plot", "inspect internal/size meta"},
@@ -181,7 +189,7 @@ var libraries = map[string]string{
 
 // testSupport are the packages that exist for tests. Every test may import
 // what they may.
-const testSupport = "blob/blobtest group/grouptest storage/storagetest"
+const testSupport = "blob/blobtest group/grouptest storage/storagetest tests/jobtest"
 
 // anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.
