@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func labels(ticks []tick) string {
@@ -47,7 +49,7 @@ func TestTicks(t *testing.T) {
 
 // Ticks of any axis are between its ends, in order, few, and differ in their labels.
 func TestTicksOfAnything(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		a, b := rapid.Float64().Draw(t, "a"), rapid.Float64().Draw(t, "b")
 		s := newScale(min(a, b), max(a, b), 0, 1000)
 		if !(s.lo < s.hi) {
@@ -86,7 +88,7 @@ func TestFitShortensInTheMiddle(t *testing.T) {
 	if got := fit(long, 12, 1000); got != long {
 		t.Errorf("fit = %q; want all of it", got)
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		s, width := rapid.String().Draw(t, "text"), rapid.Float64Range(20, 400).Draw(t, "width")
 		got := fit(s, 12, width)
 		if textWidth(got, 12) > width || got != s && !strings.Contains(got, "…") {
@@ -100,14 +102,14 @@ func TestFitShortensInTheMiddle(t *testing.T) {
 
 func TestNaturalOrder(t *testing.T) {
 	want := []string{"a", "a.2", "a.10", "a.10.b", "a.010c", "b1", "b02", "b10"}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		got := rapid.Permutation(want).Draw(t, "names")
 		slices.SortFunc(got, natural)
 		if !slices.Equal(got, want) {
 			t.Errorf("sorted %q; want %q", got, want)
 		}
 	})
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a.0-3]{0,5}`)
 		a, b, c := name.Draw(t, "a"), name.Draw(t, "b"), name.Draw(t, "c")
 		if natural(a, a) != 0 || a != b && natural(a, b) == 0 || natural(a, b) < 0 != (natural(b, a) > 0) || natural(a, b) < 0 && natural(b, c) < 0 && natural(a, c) >= 0 {

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -151,10 +152,7 @@ func TestFaultAtEveryStepOfARemoval(t *testing.T) {
 	} {
 		for name, c := range removables() {
 			t.Run(how+", "+name, func(t *testing.T) {
-				for n := int64(1); ; n++ {
-					if n > 6 { // one file after the other goes
-						n += 9
-					}
+				for n := range deep.Steps[int64]() {
 					dir := filepath.Join(t.TempDir(), "c")
 					c.make(t, dir)
 					s := openFolder(t, dir)
@@ -205,7 +203,7 @@ func TestRemoveWithoutLocks(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				s := new(mem.Store)
 				must.Do(t, c.Save(t.Context(), t, s, "a", 1))
 				f := fault.New(s, fault.CrashAt(n))
@@ -365,7 +363,7 @@ func TestSaveAtEveryStepOfARemoval(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			for n := 1; ; n++ {
+			for n := range deep.Steps[int]() {
 				dir := filepath.Join(t.TempDir(), "c")
 				must.Do(t, saveCrash(t, c, dir, "a", 1))
 				plain := openFolder(t, dir)
@@ -406,7 +404,7 @@ func TestRemovalAtEveryStepOfASave(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			for n := 1; ; n++ {
+			for n := range deep.Steps[int]() {
 				dir := filepath.Join(t.TempDir(), "c")
 				must.Do(t, saveCrash(t, c, dir, "a", 1))
 				plain := openFolder(t, dir)

@@ -3,7 +3,6 @@ package background
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -39,7 +39,7 @@ const shortSoak = 4 * time.Second
 // and stopped and the disk is full at times. After every round the last checkpoint is
 // complete, of one step, and not older than before, and nothing is left over.
 //
-// SOAK is how long it runs, such as 5m. SOAK_SEED repeats the same sequence of actions.
+// SOAK is how long it runs, such as 5m. SEED repeats the same sequence of actions.
 func TestSoak(t *testing.T) { testSoak(t, false) }
 
 // TestSoakRun is TestSoak with a run, in which saves refer to earlier ones and a policy removes
@@ -48,17 +48,7 @@ func TestSoak(t *testing.T) { testSoak(t, false) }
 func TestSoakRun(t *testing.T) { testSoak(t, true) }
 
 func testSoak(t *testing.T, inRun bool) {
-	length, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), shortSoak.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	seed := rand.Uint64()
-	if text := os.Getenv("SOAK_SEED"); text != "" {
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run '^%s$' -v .", length, seed, t.Name())
+	length, seed := deep.Soak(t, shortSoak, time.Minute), deep.Seed(t)
 	s := &soak{T: t, dir: t.TempDir(), seed: seed, random: rand.New(rand.NewPCG(seed, 0)), long: length > time.Minute, use: map[string][]int64{}, confirmed: map[int64]bool{}}
 	s.job.Run = inRun
 	t.Cleanup(s.killAll)

@@ -20,6 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -171,7 +172,7 @@ func TestSaverKilledAtEveryMessage(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			late := 0 // how often a save began when the saver was dead, and the trainer had not noticed yet
-			for n := 1; ; n++ {
+			for n := range deep.Steps[int]() {
 				command := standIn(t, "killed", strconv.Itoa(n))
 				k := &killTest{store: jobtest.TempStore(t), ceiling: c.ceiling, note: command[2] + ".killed"}
 				jobtest.EachRank(t, 2, func(ctx context.Context, g group.Group) error {

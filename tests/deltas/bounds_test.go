@@ -5,18 +5,17 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -82,12 +81,7 @@ func (s *changing) of(rank, ranks int) cairn.State {
 // Whatever changes from save to save, a run that is pruned keeps few checkpoints and few bytes
 // for others, and all that is kept loads as it was saved.
 func TestBoundsOfARun(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if v := os.Getenv("CAIRN_SEED"); v != "" {
-		seed = must.Get(strconv.ParseUint(v, 10, 64))(t)
-	}
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1))
+	random := rand.New(rand.NewPCG(deep.Seed(t), 1))
 	policies := []string{"last 1", "last 2", "last 4", "every 10 steps", "last 2, every 7 steps", "best 3 by loss", "at most 2.5", "last 1, tagged", "last 3, at most 1.2"}
 	for i, policy := range policies {
 		remember, ranks, own := i%2 == 1, 1+i%3, rand.New(rand.NewPCG(random.Uint64(), 1))
@@ -116,7 +110,7 @@ func testBounds(t *testing.T, random *rand.Rand, policy string, remember bool, r
 	}
 	pruned := must.Get(run.Open(t.Context(), address, ""))(t) // at known times, and not by the saves
 	runs, want := open(), map[string]map[string][]byte{}
-	for n := 1; n <= 24; n++ {
+	for n := 1; n <= deep.Rounds(12, 48); n++ {
 		step, metrics := int64(n), map[string]float64{"loss": random.Float64()}
 		bases := make([]string, ranks) // of ranks with a base of their own
 		for rank := range bases {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/fault"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -79,7 +80,7 @@ func TestReplacedFlattenedBase(t *testing.T) {
 func TestInterruptedFlatten(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 13)
 	want := jobtest.SaveChain(t, dir, s, 4, 2)
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		copied := t.TempDir()
 		must.Do(t, os.CopyFS(copied, os.DirFS(dir)))
 		store := fault.New(stepAt(t, copied, 2), fault.Rule{On: fault.Mutating, Nth: n, Times: -1, Do: fault.Fail(syscall.EIO)})

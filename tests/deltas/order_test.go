@@ -10,16 +10,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -35,7 +34,7 @@ func TestCrashOfASaveOnABase(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 12)
 	want := jobtest.SaveChain(t, dir, s, 3, 1)
 	old := want[2]
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		s.Step()
 		store := fault.New(stepAt(t, dir, 2), fault.CrashAt(n))
 		_, err := cairn.Save(t.Context(), store, s.Parts(t, 0, 1), &cairn.SaveOptions{Base: &storage.Base{Folder: "step-1"}})
@@ -63,11 +62,7 @@ func TestCrashOfASaveOnABase(t *testing.T) {
 
 // every checkpoint as it was saved.
 func TestAnyOrderOfSavesAndRemovals(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if v := os.Getenv("CAIRN_SEED"); v != "" {
-		seed = must.Get(strconv.ParseUint(v, 10, 64))(t)
-	}
-	t.Logf("seed %d", seed)
+	seed := deep.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	dir := filepath.Join(t.TempDir(), "run")
 	names := []string{"a", "b", "c", "d", "e"}
@@ -88,7 +83,7 @@ func TestAnyOrderOfSavesAndRemovals(t *testing.T) {
 	fill("z", tensor.Float32, 0, 4)
 	fill("w", tensor.Int64)
 	var log []string
-	for range 60 {
+	for range deep.Rounds(20, 200) {
 		name := names[random.IntN(len(names))]
 		var err error
 		op := random.IntN(10)

@@ -2,7 +2,6 @@ package deltas
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -12,13 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -268,14 +267,10 @@ func TestMovedRun(t *testing.T) {
 // older copy, removes files that the run does not have before or after that, and is killed. At each
 // moment every checkpoint is read as it was saved, or the error says what to do.
 //
-// SOAK is how long it goes on, such as 5m. SOAK_SEED repeats the same choices.
+// SOAK is how long it goes on, such as 5m. SEED repeats the same choices.
 func TestSoakSyncedParts(t *testing.T) {
-	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
-	seed := rand.Uint64()
-	if n, err := strconv.ParseUint(os.Getenv("SOAK_SEED"), 10, 64); err == nil {
-		seed = n
-	}
-	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run TestSoakSyncedParts -v .", length, seed)
+	length := deep.Soak(t, 0, time.Minute)
+	seed := deep.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	c, old := newCopies(t, seed)
 	now := filesOf(t, c.from)

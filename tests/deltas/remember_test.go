@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -204,7 +205,7 @@ func TestRunRemembersInObjectStorage(t *testing.T) {
 // to it, and is right.
 func TestCrashOfARememberedSave(t *testing.T) {
 	s := jobtest.NewTrained(t, 22)
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		dir, cache := t.TempDir(), delta.NewCache(0)
 		save := func(v int, base string, rules ...fault.Rule) (*fault.Store, error) {
 			store := fault.New(stepAt(t, dir, v), rules...)

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -71,7 +72,7 @@ func TestInterruptedRemovalOfTheBaseOfASave(t *testing.T) {
 func TestFaultsOfTheRemovalOfABase(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 8)
 	want := jobtest.SaveChain(t, dir, s, 2, 1)
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		store := fault.New(stepAt(t, dir, 0), fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
 		if _, err := formats.Remove(t.Context(), store, nil); err == nil {
 			t.Fatalf("operation %d of a removal fails, and a base is removed", n)

@@ -2,7 +2,6 @@ package following
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -76,19 +76,15 @@ func publishVersions(dir string) error {
 // Publishers are killed and started again, and publish the same versions with other contents,
 // while followers read. A follower sees no error, and every version is whole.
 //
-// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it, as for TestSoak. With SOAK, the
+// SOAK is how long it runs, such as 5m, and SEED repeats the moments of the kills, as for TestSoak. With SOAK, the
 // version that each publisher saves first is saved again at least 200 times, however long that takes.
 func TestFollowVersionsThatAreRepublished(t *testing.T) {
-	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
-	least := 15
+	length := deep.Soak(t, 0, time.Minute)
+	least := 6
 	if length > 0 {
 		least = 200
 	}
-	seed := rand.Uint64()
-	if text := os.Getenv("SOAK_SEED"); text != "" {
-		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
-	}
-	t.Logf("to repeat the moments of the kills: SOAK_SEED=%d", seed)
+	seed := deep.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	dir := t.TempDir()
 	republish(t, dir, 0, -1, 0)

@@ -3,7 +3,6 @@ package runs
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -197,14 +196,10 @@ func (r *rivals) check() int64 {
 // different policies, and kills them. Whatever is complete then has the state of its step, and what
 // a job has saved last is there.
 //
-// SOAK is how long it runs, such as 5m. SOAK_SEED repeats the same times of kills.
+// SOAK is how long it runs, such as 5m. SEED repeats the same times of kills.
 func TestSoakRivals(t *testing.T) {
-	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "2s")))(t)
-	seed := rand.Uint64()
-	if n, err := strconv.ParseUint(os.Getenv("SOAK_SEED"), 10, 64); err == nil {
-		seed = n
-	}
-	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run TestSoakRivals -v .", length, seed)
+	length := deep.Soak(t, 0, time.Minute)
+	seed := deep.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := &rivals{T: t, dir: t.TempDir()}
 	step, rounds := int64(0), 0

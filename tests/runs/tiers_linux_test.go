@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
@@ -104,7 +105,7 @@ func TestSaverKilledDuringUpload(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprint(ranks, " late=", late), func(t *testing.T) {
-				for n := int64(1); ; n++ {
+				for n := range deep.Steps[int64]() {
 					killed := uploadAndDie(t, ranks, n, late)
 					if t.Failed() {
 						t.Fatalf("at operation %d", n)

@@ -25,6 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -641,7 +642,7 @@ func TestTiersReplaceOnSeveralDisks(t *testing.T) {
 func TestCrashDuringUpload(t *testing.T) {
 	for form, format := range tierForms {
 		t.Run(form, func(t *testing.T) {
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				run, bucket := t.TempDir(), t.TempDir()
 				var crashing *fault.Store
 				address := jobtest.FaultyAddress(t, bucket, func(dir blob.Store) blob.Store {
@@ -861,12 +862,7 @@ func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
 // However uploads fail and whatever else is in the folders: the ceiling holds, and a
 // checkpoint whose save has succeeded is whole in one of the two runs at any time.
 func TestLocalCopiesStayUntilTheyAreUploaded(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("TIERS_SEED"); text != "" {
-		fmt.Sscan(text, &seed)
-	}
-	t.Logf("to repeat: TIERS_SEED=%d go test -run '^%s$' .", seed, t.Name())
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := rand.New(rand.NewPCG(deep.Seed(t), 0))
 	var mu sync.Mutex
 	chance := 0.0
 	fails := func() bool {
@@ -874,7 +870,7 @@ func TestLocalCopiesStayUntilTheyAreUploaded(t *testing.T) {
 		defer mu.Unlock()
 		return rng.Float64() < chance
 	}
-	for round := range 10 {
+	for round := range deep.Rounds(4, 40) {
 		run, bucket := filepath.Join(t.TempDir(), "run"), t.TempDir()
 		address := jobtest.FaultyAddress(t, bucket, func(dir blob.Store) blob.Store { return &watched{dir, fails} })
 		s := jobtest.Stager(t, nil)

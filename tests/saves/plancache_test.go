@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -102,7 +103,7 @@ func (c *shifting) save(t *rapid.T, caches []*plan.Cache) string {
 // Whatever changes from save to save, a save with the plans of earlier ones is refused if, and
 // only if, it is refused without them, and saves the same.
 func TestCacheChangesNoSave(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		c := &shifting{ranks: rapid.IntRange(2, 4).Draw(t, "ranks"), differ: map[string]bool{}}
 		caches := make([]*plan.Cache, c.ranks)
 		for r := range caches {

@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -27,7 +28,7 @@ import (
 // property: whatever is saved, by however many ranks, cut in whatever way, is
 // the same when other ranks, cut in another way, load it.
 func TestSaveLoadProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
 		job := drawJob(rt, t)
 		err := inproc.Run(t.Context(), job.saveRanks, func(ctx context.Context, g group.Group) error {

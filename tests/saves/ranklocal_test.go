@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/hf"
@@ -103,7 +104,7 @@ func TestRankLocalErrorNamesRank(t *testing.T) {
 			t.Errorf("%s: rank 1 again: %v; want %v of rank 1", name, err, cairn.ErrExists)
 		}
 		broken := errors.New("broken")
-		for n := int64(1); ; n++ {
+		for n := range deep.Steps[int64]() {
 			err := saveAlone(t, fault.New(s, fault.Rule{Nth: n, Do: fault.Fail(broken)}), f, 2, "one")
 			if err == nil {
 				break
@@ -172,7 +173,7 @@ func TestRankLocalFailureRemovesOwnFiles(t *testing.T) {
 		must.Do(t, saveAlone(t, s, f, 0, "one"))
 		before := fmt.Sprint(storagetest.Names(t, s))
 		broken := errors.New("broken")
-		for n := int64(1); ; n++ {
+		for n := range deep.Steps[int64]() {
 			faulty := fault.New(s, fault.Rule{Nth: n, Do: fault.Fail(broken)})
 			err := saveAlone(t, faulty, f, 1, "one")
 			if err == nil {

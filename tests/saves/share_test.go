@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -49,7 +50,7 @@ func drawSharer(rt *rapid.T, j *job) sharer {
 // load that is shared ends like one that is not, and reads no more of the blocks
 // that hold what was asked for.
 func TestShareLoadsSameState(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
 		job := drawJob(rt, t)
 		job.loadRanks = rapid.IntRange(2, 5).Draw(rt, "ranks")
