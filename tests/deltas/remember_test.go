@@ -260,7 +260,7 @@ func testPruneWhilePublishing(t *testing.T, keep cairn.Policy) {
 			}
 		}
 	})
-	for v := range int64(36) {
+	for v := range int64(deep.Rounds(16, 48)) {
 		saveVersion(t, r, s, v)
 		checkContents(t, must.Get(file.Open(filepath.Join(dir, run.FolderName(v)), nil))(t), s.Clone(t), s.State, 1)
 		s.Step()
