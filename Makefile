@@ -40,7 +40,7 @@ LIGHT   = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
 # libraries. "make race" uses it for all packages.
 LOCKS   = ^\s+go |\.Go\(|"sync|"golang.org/x/sync|/internal/work"
 LOCKING = $(shell grep -rlE --include='*.go' --exclude='*_test.go' --exclude-dir=node_modules '$(LOCKS)' * | xargs -n1 dirname | sort -u)
-USERS   = $(shell $(IMPORTS) | grep -E '^[^ ]*/(cmd|examples)/.* $(MODULE)' | cut -d' ' -f1)
+USERS   = $(shell $(GO) list -f '{{.ImportPath}} {{join .Imports " "}}' ./cmd/... ./examples/... | grep ' $(MODULE)' | cut -d' ' -f1)
 RACED   = $(filter $(patsubst %/.,%,$(addprefix $(MODULE)/,$(LOCKING))) $(MODULE)/tests/%,$(filter-out $(USERS),$(LIGHT)))
 PLAIN   = $(filter-out $(RACED),$(shell $(GO) list ./...))
 # fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
@@ -91,10 +91,11 @@ test-race:
 	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(RACED)
 	$(GOTEST) -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(RACED)
 
+# Some of these packages wait for servers and other programs most of the time.
 test-plain:
 	$(GO) vet $(PLAIN)
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
-	$(GOTEST) -- -vet=off -timeout $(TIMEOUT) $(PLAIN)
+	$(GOTEST) -- -p 4 -vet=off -timeout $(TIMEOUT) $(PLAIN)
 
 # The tests of the explorer's pages run if there are Node and a browser.
 test-web: browser

@@ -43,24 +43,24 @@ func Check(t *testing.T, property func(*rapid.T)) {
 	rapid.Check(t, property)
 }
 
-// The first steps are always tried. From there on, a step in stride is.
-const (
-	firstSteps = 3
-	stride     = 4
-)
+// firstSteps are always tried.
+const firstSteps = 3
 
 // Steps yields the steps at which a test lets something go wrong, from the first one on, until
-// the caller stops because there are no more. If tests do little, it leaves out most steps
-// after the first ones, other steps in each run.
+// the caller stops because there are no more. If tests do little, it leaves out steps after the
+// first ones, and more of them the further it comes: other steps in each run.
 func Steps[N int | int64]() iter.Seq[N] {
 	return func(yield func(N) bool) {
 		for n := N(1); yield(n); n++ {
 			if n >= firstSteps && !On {
-				n += rand.N[N](2*stride - 1)
+				n += rand.N(2 + n/2)
 			}
 		}
 	}
 }
+
+// Try reports whether a test lets something go wrong at a step, for tests that come to every step.
+func Try(step int) bool { return On || step <= firstSteps || rand.IntN(5) == 0 }
 
 // Soak returns how long a soak goes on: the variable SOAK, few by default, or many.
 func Soak(t testing.TB, few, many time.Duration) time.Duration {

@@ -274,7 +274,7 @@ func RunRaces(t *testing.T, c *Crash) {
 	for saver := range 3 {
 		s := openDir(t, dir)
 		wg.Go(func() {
-			for i := range 10 {
+			for i := range deep.Rounds(3, 20) {
 				err := c.save(t.Context(), t, s, fmt.Sprintf("s%d-%d", saver, i), byte(saver+1))
 				switch {
 				case err == nil:

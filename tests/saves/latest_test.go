@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -259,7 +260,7 @@ func TestLatestWhileACheckpointIsReplaced(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for step := range int64(100) {
+		for step := range int64(deep.Rounds(30, 300)) {
 			x, err := tensor.Of([]int64{1}, []int64{step})
 			if err == nil {
 				_, err = cairn.Save(t.Context(), jobtest.OpenStore(t, dir), cairn.State{"x": x}, &cairn.SaveOptions{Step: &step})
