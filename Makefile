@@ -74,13 +74,14 @@ demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it w
 
 # Parts that wait run beside parts that compute: the set-up of a PyTorch, and tests with servers or
 # with processes of Python. The lists of all parts are printed at the end.
-test: RESULTS = $(abspath $(BIN))/results
 test: ## vet, build and run all tests, with the race detector where there is a C compiler; list the slowest and those that were skipped (DEEP=, TORCH=, NEED_TORCH=, CHROMIUM=, NEED_BROWSER=)
-	@mkdir -p $(BIN) && rm -f $(RESULTS)
-	@$(MAKE) --no-print-directory -j4 GOTEST='$(GOTEST) -into $(RESULTS)' test-race test-plain test-torch test-web; code=$$?; \
-		test ! -e $(RESULTS) || $(GOTEST) -from $(RESULTS); exit $$code
+	@mkdir -p $(BIN) && rm -f $(BIN)/results
+	@$(MAKE) --no-print-directory -j4 RESULTS='$(abspath $(BIN))/results' test-race test-plain test-torch test-web; code=$$?; \
+		test ! -e $(BIN)/results || $(GO) run ./tools/gotest -from $(BIN)/results; exit $$code
 
-GOTEST = GO=$(GO) $(GO) run ./tools/gotest
+# RESULTS is the file of all lists, if they are not printed.
+RESULTS =
+GOTEST  = GO=$(GO) $(GO) run ./tools/gotest $(if $(RESULTS),-into $(RESULTS))
 
 test-torch: torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
@@ -98,11 +99,16 @@ test-plain:
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	$(GOTEST) -- -p 4 -vet=off -timeout $(TIMEOUT) $(PLAIN)
 
+# The line of the pages in the lists.
+WEBTIME = '{"Packages": [{"Package": "web/tests", "Elapsed": %d}]}\n'
+
 # The tests of the explorer's pages run if there are Node and a browser.
 test-web: browser
 	@test -e $(BIN)/browser || { cat $(BIN)/browser.log; exit 1; }
 	@if [ ! -s $(BIN)/browser ]; then :; \
-	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)"; \
+	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then \
+		begin=$$(date +%s); $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)" \
+		$(if $(RESULTS),&& printf $(WEBTIME) $$(($$(date +%s) - begin)) >>$(RESULTS)); \
 	else echo "the tests of the explorer's pages are left out: npm could not install their packages"; fi
 
 # Writes which browser there is to bin/browser: an empty file if there is none that is needed.

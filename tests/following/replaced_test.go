@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -109,7 +110,10 @@ func TestFollowVersionsThatChangeAtEveryStep(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for at := 0; changesAt(t, versions, at, event) && !t.Failed(); at++ {
+			for n := range deep.Steps[int]() {
+				if !changesAt(t, versions, n-1, event) || t.Failed() {
+					return
+				}
 			}
 		})
 	}

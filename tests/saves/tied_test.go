@@ -49,7 +49,7 @@ func checkTied(t testing.TB, s blob.Store, names ...string) cairn.State {
 }
 
 func TestTiedTensorsTakeTheSpaceOfOne(t *testing.T) {
-	const size = 64 << 20
+	const size = 16 << 20
 	w := must.Get(tensor.New(tensor.Float32, []int64{4096, size / 4 / 4096}))(t)
 	b, _ := w.Bytes()
 	for i := 0; i < len(b); i += 4096 {
