@@ -31,7 +31,7 @@ func cases() []testCase {
 	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples, frameworks, serving, own, unitTests(), types} {
 		all = append(all, group...)
 	}
-	if !deep.On {
+	if !deep.On() {
 		all = slices.DeleteFunc(all, func(c testCase) bool { return c.slow })
 	}
 	return all

@@ -31,8 +31,8 @@ func unitTests() []testCase {
 func (r *rig) unitTests(file string) {
 	r.Helper()
 	var names []string
-	r.python("unittests.names", args{"file": file, "short": !deep.On}, &names)
-	if len(names) == 0 && deep.On { // all of them may be slow
+	r.python("unittests.names", args{"file": file, "short": !deep.On()}, &names)
+	if len(names) == 0 && deep.On() { // all of them may be slow
 		r.Errorf("%s has no tests", file)
 	}
 	for _, name := range names {

@@ -547,7 +547,7 @@ func TestServeTrainerEndsAfterEveryByte(t *testing.T) {
 	root := t.TempDir()
 	sample := conversationOf(t, unitBody{4096, []int{0}, []int64{4160}}, filepath.Join(root, "0000"))
 	step := 17
-	if deep.On {
+	if deep.On() {
 		step = 1
 	}
 	for n := 0; n <= len(sample); n += step {

@@ -141,7 +141,7 @@ func TestS3RemoverDies(t *testing.T) {
 						gone++
 					}
 				}
-				if deep.On && (whole < 3 || gone < 2) {
+				if deep.On() && (whole < 3 || gone < 2) {
 					t.Errorf("the checkpoint was whole %d times and gone %d times: the test saw too little", whole, gone)
 				}
 			})

@@ -15,12 +15,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// On reports whether tests do all that they can: the variable DEEP is set.
-var On = os.Getenv("DEEP") != ""
+// On reports whether tests do all that they can: the variable DEEP is set. It is called while tests
+// run, so that "go test" does not take the result of tests that did little for another one.
+func On() bool { return os.Getenv("DEEP") != "" }
 
 // Rounds returns how often a test repeats something.
 func Rounds(few, many int) int {
-	if On {
+	if On() {
 		return many
 	}
 	return few
@@ -30,7 +31,7 @@ func Rounds(few, many int) int {
 const checks = 25
 
 func init() {
-	if !On {
+	if !On() {
 		if err := flag.Set("rapid.checks", strconv.Itoa(checks)); err != nil {
 			panic(err)
 		}
@@ -40,6 +41,9 @@ func init() {
 // Check tests a property with random cases.
 func Check(t *testing.T, property func(*rapid.T)) {
 	t.Helper()
+	if !On() && testing.Verbose() {
+		t.Logf("%d random cases; DEEP=1 tries more", checks)
+	}
 	rapid.Check(t, property)
 }
 
@@ -52,7 +56,7 @@ const firstSteps = 3
 func Steps[N int | int64]() iter.Seq[N] {
 	return func(yield func(N) bool) {
 		for n := N(1); yield(n); n++ {
-			if n >= firstSteps && !On {
+			if n >= firstSteps && !On() {
 				n += rand.N(2 + n/2)
 			}
 		}
@@ -60,7 +64,7 @@ func Steps[N int | int64]() iter.Seq[N] {
 }
 
 // Try reports whether a test lets something go wrong at a step, for tests that come to every step.
-func Try(step int) bool { return On || step <= firstSteps || rand.IntN(5) == 0 }
+func Try(step int) bool { return On() || step <= firstSteps || rand.IntN(5) == 0 }
 
 // Soak returns how long a soak goes on: the variable SOAK, few by default, or many.
 func Soak(t testing.TB, few, many time.Duration) time.Duration {
@@ -72,7 +76,7 @@ func Soak(t testing.TB, few, many time.Duration) time.Duration {
 		}
 		return length
 	}
-	if On {
+	if On() {
 		return many
 	}
 	return few

@@ -18,12 +18,11 @@ func collect(most int) []int {
 
 // Little has the first steps and some of each part of the rest; deep has all.
 func TestSteps(t *testing.T) {
-	defer func(on bool) { On = on }(On)
-	On = true
+	t.Setenv("DEEP", "1")
 	if got := collect(100); len(got) != 100 || got[99] != 100 {
 		t.Errorf("the deep steps are %v; want 1 to 100", got)
 	}
-	On = false
+	t.Setenv("DEEP", "")
 	seen := map[int]bool{}
 	for range 1000 {
 		got := collect(100)

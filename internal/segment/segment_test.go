@@ -68,7 +68,7 @@ func TestRoundTripAtAllLengths(t *testing.T) {
 	r := random(t)
 	lengths := []int{MaxLen, MaxLen - 7, 64<<10 + 1, 8*sampleLen - 1, 8 * sampleLen, blockLen + 1}
 	for n := range 131 {
-		if deep.On || r.IntN(5) == 0 {
+		if deep.On() || r.IntN(5) == 0 {
 			lengths = append(lengths, n, 2*rowLen-64+n)
 		}
 	}

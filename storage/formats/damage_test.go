@@ -79,7 +79,7 @@ func TestDamageIsNoticed(t *testing.T) {
 			})
 		}
 	})
-	if !t.Failed() && deep.On {
+	if !t.Failed() && deep.On() {
 		for p, why := range withoutChecksums {
 			if !seen[p] {
 				t.Errorf("%s, %s: every flipped bit was noticed, so it has no place in the list", p, why)
@@ -93,7 +93,7 @@ func TestDamageIsNoticed(t *testing.T) {
 func foreignFixtures(t *testing.T) map[string]string {
 	out := map[string]string{"quantised": "../hf/testdata/quantised"}
 	for _, f := range storagetest.Fixtures(t, "*/*") {
-		if older := strings.HasPrefix(f.Name, "torch-2.6/") || strings.HasPrefix(f.Name, "torch-2.11/"); !older || deep.On {
+		if older := strings.HasPrefix(f.Name, "torch-2.6/") || strings.HasPrefix(f.Name, "torch-2.11/"); !older || deep.On() {
 			out[f.Name] = f.Dir // the older releases write the same files as 2.14
 		}
 	}

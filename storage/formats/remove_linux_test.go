@@ -109,7 +109,7 @@ func TestKillAtEveryStepOfARemoval(t *testing.T) {
 					t.Fatalf("killed before step %d", n)
 				}
 			}
-			if deep.On && (whole < 3 || gone < 2) {
+			if deep.On() && (whole < 3 || gone < 2) {
 				t.Errorf("the checkpoint was whole %d times and gone %d times: the test saw too little", whole, gone)
 			}
 		})
@@ -139,7 +139,7 @@ func killSteps(t *testing.T, dir string) []int {
 		files = slices.Concat(files[:3], files[len(files)-3:])
 	}
 	out = append(out, files...)
-	if !deep.On {
+	if !deep.On() {
 		rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 		out = out[:min(5, len(out))]
 	}
