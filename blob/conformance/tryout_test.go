@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -16,6 +17,9 @@ import (
 // package from PyPI.
 func TestTryOut(t *testing.T) {
 	t.Parallel() // it waits for downloads
+	if !deep.On() {
+		t.Skip("it installs 60 packages of Python: DEEP=1")
+	}
 	page := string(must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "object-storage.md")))(t))
 	_, page, _ = strings.Cut(page, "## Try it out\n")
 	_, page, found := strings.Cut(page, "```sh\n")
