@@ -11,7 +11,10 @@ RACE    ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 # How long each fuzz target runs, and which targets: a regular expression.
 FUZZTIME ?= 10s
 FUZZ     ?= .
-# How long each soak test runs. SOAK_SEED repeats a run.
+# If DEEP is set, tests do all that they can: every step of a crash, many random cases.
+DEEP ?=
+export DEEP
+# How long each soak test runs. SEED repeats a run.
 SOAK ?= 5m
 # The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
@@ -25,21 +28,21 @@ NEED_NODE ?=
 WEBBYTES = 153600
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
-# The packages whose tests run without the race detector in "make test": packages with large
-# libraries, which would take as long again to compile, packages without goroutines of
-# their own, and programs, whose libraries are tested with it. "make race" runs all of them.
-CLOUD = blob/azure blob/conformance blob/gcs blob/s3 group/etcd metrics
-PURE  = changelog docs docs/examples inspect/plot internal/extent internal/must internal/pickle internal/safetensors \
-	internal/segment internal/size internal/wire meta recipe recipe/remap shard storage/dcpfiles storage/formats tensor \
-	tools/gotest tools/shape value
-# The packages among these with a test of several goroutines, which runs with the race detector, too.
-CONCURRENT = $(addprefix github.com/cairn-ckpt/cairn/,internal/segment)
-PROGRAMS = cmd/cairn cmd/cairn/internal/bench cmd/cairn/internal/cli cmd/cairn/internal/demo \
-	examples/background examples/train examples/versions interop python
-PLAIN = $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD) $(PURE) $(PROGRAMS))
-# The other packages, and those that compile without the clients of object storage.
-OTHER = $(filter-out $(PLAIN),$(shell $(GO) list ./...))
-LIGHT = $(filter-out $(addprefix github.com/cairn-ckpt/cairn/,$(CLOUD)),$(shell $(GO) list ./...))
+# Each package, and what it and its tests import.
+IMPORTS = $(GO) list -f '{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}' ./...
+MODULE  = github.com/cairn-ckpt/cairn
+# The packages with large libraries, which take as long to compile as everything else.
+SDKS    = github.com/(Azure|aws|fsouza|prometheus|versity)/|go.etcd.io/|golang.org/x/oauth2
+CLOUD   = $(shell $(IMPORTS) | grep -E ' ($(SDKS))' | cut -d' ' -f1)
+LIGHT   = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
+# "make test" uses the race detector for packages whose code has goroutines or locks, and for the
+# tests of the whole. It leaves out programs, whose libraries are tested with it, and large
+# libraries. "make race" uses it for all packages.
+LOCKS   = ^\s+go |\.Go\(|"sync|"golang.org/x/sync|/internal/work"
+LOCKING = $(shell grep -rlE --include='*.go' --exclude='*_test.go' --exclude-dir=node_modules '$(LOCKS)' * | xargs -n1 dirname | sort -u)
+USERS   = $(shell $(GO) list -f '{{.ImportPath}} {{join .Imports " "}}' ./cmd/... ./examples/... | grep ' $(MODULE)' | cut -d' ' -f1)
+RACED   = $(filter $(patsubst %/.,%,$(addprefix $(MODULE)/,$(LOCKING))) $(MODULE)/tests/%,$(filter-out $(USERS),$(LIGHT)))
+PLAIN   = $(filter-out $(RACED),$(shell $(GO) list ./...))
 # fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
 TAGS = disable_grpc_modules
 export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
@@ -49,7 +52,7 @@ CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-go test-plain test-torch test-web race torch lint fmt vet-others staticcheck lint-python mod fuzz soak web web-modules web-programs web-check web-checked web-test web-bench web-shots browser interop gpu bench gobench generate changelog site clean help
+.PHONY: all build wheels release demo test test-race test-plain test-torch test-web race torch lint fmt vet-others staticcheck lint-python mod fuzz soak web web-modules web-programs web-check web-checked web-test web-bench web-shots browser interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -69,31 +72,43 @@ release: ## build all that a release publishes, in bin/release, and publish noth
 demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
-# What waits runs beside what computes: the set-up of a PyTorch, and tests with servers or
-# with processes of Python.
-test: ## vet, build and run all tests, with the race detector where there is a C compiler; list those that were skipped (TORCH=, NEED_TORCH=, CHROMIUM=, NEED_BROWSER=)
-	@$(MAKE) --no-print-directory -j4 test-go test-plain test-torch test-web
+# Parts that wait run beside parts that compute: the set-up of a PyTorch, and tests with servers or
+# with processes of Python. The lists of all parts are printed at the end.
+test: ## vet, build and run all tests, with the race detector where there is a C compiler; list the slowest and those that were skipped (DEEP=, TORCH=, NEED_TORCH=, CHROMIUM=, NEED_BROWSER=)
+	@mkdir -p $(BIN) && rm -f $(BIN)/results
+	@$(MAKE) --no-print-directory -j4 RESULTS='$(abspath $(BIN))/results' test-race test-plain test-torch test-web; code=$$?; \
+		test ! -e $(BIN)/results || $(GO) run ./tools/gotest -from $(BIN)/results; exit $$code
+
+# RESULTS is the file of all lists, if they are not printed.
+RESULTS =
+GOTEST  = GO=$(GO) $(GO) run ./tools/gotest $(if $(RESULTS),-into $(RESULTS))
 
 test-torch: torch
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
-	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" GO=$(GO) $(GO) run ./tools/gotest $(if $(NEED_TORCH),-all) -- \
-		-run '^TestInterop$$' -vet=off -short -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
+	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" $(GOTEST) $(if $(NEED_TORCH),-all) -- \
+		-run '^TestInterop$$' -vet=off -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 
-test-go:
-	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(OTHER)
-	GO=$(GO) $(GO) run ./tools/gotest -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(OTHER)
-	GO=$(GO) $(GO) run ./tools/gotest -all -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) -run Concurrent $(CONCURRENT)
+test-race:
+	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(RACED)
+	$(GOTEST) -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(RACED)
 
+# Some of these packages wait for servers and other programs most of the time. "make lint" vets the
+# packages with large libraries, because vet reads the libraries of their tests, too.
 test-plain:
-	$(GO) vet $(PLAIN)
+	$(GO) vet -tags=$(TAGS),nocloud $(filter $(PLAIN),$(LIGHT))
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
-	GO=$(GO) $(GO) run ./tools/gotest -- -vet=off -timeout $(TIMEOUT) $(PLAIN)
+	$(GOTEST) -- -p 4 -vet=off -timeout $(TIMEOUT) $(PLAIN)
+
+# The line of the pages in the lists.
+WEBTIME = '{"Packages": [{"Package": "web/tests", "Elapsed": %d}]}\n'
 
 # The tests of the explorer's pages run if there are Node and a browser.
 test-web: browser
 	@test -e $(BIN)/browser || { cat $(BIN)/browser.log; exit 1; }
 	@if [ ! -s $(BIN)/browser ]; then :; \
-	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)"; \
+	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then \
+		begin=$$(date +%s); $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)" \
+		$(if $(RESULTS),&& printf $(WEBTIME) $$(($$(date +%s) - begin)) >>$(RESULTS)); \
 	else echo "the tests of the explorer's pages are left out: npm could not install their packages"; fi
 
 # Writes which browser there is to bin/browser: an empty file if there is none that is needed.
@@ -102,7 +117,7 @@ browser:
 	@{ CHROMIUM='$(CHROMIUM)' NEED='$(NEED_BROWSER)' tools/browser 2>&1 >$(BIN)/browser || rm -f $(BIN)/browser; } | tee $(BIN)/browser.log
 
 race: ## run the tests of all packages with the race detector
-	GO=$(GO) $(GO) run ./tools/gotest -- -race -timeout $(TIMEOUT) ./...
+	$(GOTEST) -- -race -timeout $(TIMEOUT) ./...
 
 # Writes which PyTorch there is to bin/torch. If that does not work, there is no such file.
 torch:
@@ -121,12 +136,13 @@ vet-others:
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 $(BIN)/typecheck -tags $(TAGS),nocloud $(LIGHT)
 	$(GO) vet -tags purego ./internal/...
 	$(GO) vet -tags interop ./interop
+	$(GO) vet $(CLOUD) ./cmd/cairn
 
 # Tests with servers are left out: the servers would take as long as everything else.
 staticcheck:
 	$(GO) -C tools/lint build -o ../../$(BIN)/ honnef.co/go/tools/cmd/staticcheck
 	$(BIN)/staticcheck -tags $(TAGS),nocloud $(LIGHT)
-	$(BIN)/staticcheck -tests=false $(addprefix ./,$(CLOUD)) ./cmd/cairn
+	$(BIN)/staticcheck -tests=false $(CLOUD) ./cmd/cairn
 
 # ruff and mypy in a virtual environment, which is made again if their versions change. mypy is
 # the one of interop, which checks the same with the types of a PyTorch: here torch is not installed.
@@ -146,11 +162,11 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
-soak: ## save, and follow versions, while processes are killed and clocks jump; hostile files, late requests, parts of runs, damaged records (SOAK=5m, SOAK_SEED=)
-	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v .
-	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test -p 1 -count=1 -timeout 0 -run '^(TestLinesProperty|TestAttacksAre(Bounded|Answered))$$' -v ./run ./convert ./web
-	SOAK=$(SOAK) SOAK_SEED=$(SOAK_SEED) $(GO) test -count=1 -timeout 0 -run '^TestLate$$/^(S3|GCS|Azure)$$/^Random$$' -v ./blob/conformance
-	DAMAGE=100000 $(GO) test -count=1 -timeout 0 -run '^TestDamageIsNoticed$$' ./storage/formats
+soak: ## save, and follow versions, while processes are killed and clocks jump; hostile files, late requests, parts of runs, damaged records (SOAK=5m, SEED=)
+	SOAK=$(SOAK) SEED=$(SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v ./tests/...
+	SOAK=$(SOAK) SEED=$(SEED) $(GO) test -p 1 -count=1 -timeout 0 -run '^(TestLinesProperty|TestAttacksAre(Bounded|Answered))$$' -v ./run ./convert ./web
+	SOAK=$(SOAK) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestLate$$/^(S3|GCS|Azure)$$/^Random$$' -v ./blob/conformance
+	DEEP=1 $(GO) test -count=1 -timeout 0 -run '^TestDamageIsNoticed$$' ./storage/formats
 
 # TORCH and SUITES say which PyTorchs: see interop/setup.
 # The packages of npm, if they are not those of package-lock.json.

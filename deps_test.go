@@ -26,6 +26,7 @@ const module = "github.com/cairn-ckpt/cairn"
 var layers = []struct{ name, imports string }{
 	// For tests only.
 	{"internal/must", ""},
+	{"internal/deep", ""},
 
 	// Pure, or contracts: they know nothing else of ours.
 	{"tensor", ""},
@@ -50,7 +51,7 @@ var layers = []struct{ name, imports string }{
 	{"internal/segment", ""},
 
 	// Ranks.
-	{"group/grouptest", "group"},
+	{"group/grouptest", "group internal/deep"},
 	{"group/inproc", "group"},
 	{"group/tree", "group internal/wire"},
 	{"group/tcp", "group group/tree internal/wire"},
@@ -96,12 +97,20 @@ var layers = []struct{ name, imports string }{
 	{"platform/host", "platform/collective group internal/safetensors plan platform background/stage tensor value"},
 	{"protocol", "blob group internal/crc32c internal/wire internal/work meta plan storage tensor value"},
 	{"transfer", "blob group internal/crc32c internal/work plan protocol storage storage/formats storage/commit"},
-	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/must meta plan protocol shard storage tensor value"},
+	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/deep internal/must meta plan protocol shard storage tensor value"},
 	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/commit transfer"},
 	{"run/versions", "group plan run storage storage/formats tensor value"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
 	{"background/saver", "run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "run run/versions blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+
+	// Tests of the whole, and what they share.
+	{"tests/jobtest", ". run background/saver blob blob/file group group/inproc group/tcp/tcptest internal/must shard storage tensor"},
+	{"tests/background", ""},
+	{"tests/deltas", ""},
+	{"tests/following", ""},
+	{"tests/runs", ""},
+	{"tests/saves", ""},
 
 	// What stands on it.
 	{"inspect", "group internal/work meta plan storage tensor value"},
@@ -182,7 +191,7 @@ var libraries = map[string]string{
 
 // testSupport are the packages that exist for tests. Every test may import
 // what they may.
-const testSupport = "blob/blobtest group/grouptest storage/storagetest"
+const testSupport = "internal/deep blob/blobtest group/grouptest storage/storagetest tests/jobtest"
 
 // anywhere are the libraries that weigh little; a package that imports any
 // other is a leaf, which only these may import.

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -68,7 +69,7 @@ func TestExtentsAcceptAFailedWriteAgain(t *testing.T) {
 // TestExtentsAgreeWithAFlagPerByte compares Extents with an array that has a flag for
 // each byte.
 func TestExtentsAgreeWithAFlagPerByte(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		size := rapid.Int64Range(0, 40).Draw(t, "size")
 		s := must.Get(blob.NewExtents(&blob.CreateOptions{Size: size}))(t)
 		var m [64]bool

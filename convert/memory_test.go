@@ -21,7 +21,7 @@ import (
 // Each tensor takes little memory while the data is written and while the metadata is
 // written.
 func TestMemoryForEachTensor(t *testing.T) {
-	const tensors = 20_000
+	const tensors = 10_000
 	dir := t.TempDir()
 	source := store(t, dir+"/source")
 	saveMany(t, source, tensors)

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -22,7 +23,7 @@ import (
 // For any sharding of the source and of the target, and any casts and renames, the
 // loaded state is the state of the source, cast and renamed.
 func TestConvertedStateLoadsProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		whole := drawTensors(rt, t)
 		src := &mem.Store{Name: "source"}
 		save(t, src, drawStates(rt, t, whole)...)

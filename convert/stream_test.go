@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -52,7 +53,7 @@ func TestStreamReadsAnyInterval(t *testing.T) {
 	src := newSource(t.Context(), j)
 	defer src.close()
 	st := &stream{content: newContent(src, j.entries[0], tensor.Whole(x.Shape()))}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		lo := rapid.IntRange(0, len(want)).Draw(t, "from")
 		p := make([]byte, rapid.IntRange(0, len(want)-lo).Draw(t, "length"))
 		if err := st.ReadAt(context.Background(), p, int64(lo)); err != nil || !bytes.Equal(p, want[lo:lo+len(p)]) {

@@ -19,6 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
@@ -164,7 +165,7 @@ func TestRanksProveTogether(t *testing.T) {
 // For any state, options and number of ranks, the result of many ranks is the result of
 // one.
 func TestRanksConvertTogetherProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		src := &mem.Store{Name: "source"}
 		save(t, src, drawStates(rt, t, drawTensors(rt, t))...)
 		o := drawOptions(rt)

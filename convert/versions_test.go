@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -54,7 +55,7 @@ func TestReceiveCrashes(t *testing.T) {
 	}
 	for claim, rule := range map[string]func(int64) fault.Rule{"before it": fault.CrashAt, "after it": fault.CrashLateAt} {
 		t.Run(claim, func(t *testing.T) {
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				inner := &mem.Store{Name: "target"}
 				first := fault.New(inner, rule(n))
 				if _, err := run(context.Background(), version(t, 3, published), o, to(first)); err == nil {
@@ -91,7 +92,7 @@ func TestPublishCrashes(t *testing.T) {
 		}}
 	}
 	o := &convert.Options{Parallel: 1, Merge: true}
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		must.Do(t, os.RemoveAll(folder))
 		inner := must.Get(file.Open(folder, &file.Options{NoSync: true}))(t)
 		if _, err := run(context.Background(), src, o, to(fault.New(inner, fault.CrashAt(n)))); err == nil {

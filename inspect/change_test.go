@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -119,7 +120,7 @@ func TestChangesAsJSON(t *testing.T) {
 }
 
 func TestChangesMatchNaiveModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom([]tensor.DType{tensor.Float64, tensor.Float32, tensor.BFloat16, tensor.Int32, tensor.Complex64, tensor.Float8E5M2}).Draw(rt, "dtype")
 		values := rapid.SliceOfN(rapid.Float64Range(-1000, 1000), 1, 40).Draw(rt, "values")
 		change := rapid.SliceOfN(rapid.Float64Range(-10, 10), len(values), len(values)).Draw(rt, "change")

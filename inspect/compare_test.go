@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -195,7 +196,7 @@ func TestCompareMatchesNaiveModel(t *testing.T) {
 		v := must.Get(tensor.Values[complex128](to(t, tensor.Complex128, x)))(t)
 		return v
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		x := drawTensor(t, rt, "x")
 		d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, "dtype")
 		whole := func(d tensor.DType) bool { return d.IsInteger() || d == tensor.Bool }

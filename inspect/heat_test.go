@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -235,7 +236,7 @@ func sliced(t testing.TB, x *tensor.Tensor, free []int, at []int64) [][]float64 
 }
 
 func TestHeatMatchesNaiveModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		inspect.SetHeat(t, rapid.Int64Range(16, 300).Draw(rt, "slab"), 1<<20)
 		d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, "dtype")
 		shape := rapid.SliceOfN(rapid.Int64Range(1, 9), 0, 4).Draw(rt, "shape")
@@ -296,7 +297,7 @@ func checkCell(rt *rapid.T, h *inspect.Heat, i int, want inspect.Numbers) {
 // tell where they are by their values.
 func TestHeatSamples(t *testing.T) {
 	var sampled, pieces int
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		inspect.SetHeat(t, rapid.Int64Range(16, 300).Draw(rt, "slab"), rapid.Int64Range(4, 400).Draw(rt, "block"))
 		shape := rapid.SliceOfN(rapid.SampledFrom([]int64{40, 24, 33, 7, 1}), 1, 3).Draw(rt, "shape")
 		index, free, at := drawIndex(rt, shape, 2)

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -62,7 +63,7 @@ func TestLayersAreInOrder(t *testing.T) {
 
 // The statistics of a layer are those of its tensors as one.
 func TestLayersMatchNaiveModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		tensors, all := map[string]*tensor.Tensor{}, map[string][]float64{}
 		number := rapid.OneOf(rapid.Float64Range(-1e6, 1e6), rapid.SampledFrom([]float64{0, math.NaN(), math.Inf(1), math.Inf(-1)}))
 		for _, name := range []string{"l.0.a", "l.0.b", "l.0.c", "l.1.a", "l.1.b", "norm"} {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
@@ -91,7 +92,7 @@ func drawNames(rt *rapid.T) []string {
 
 // Each name is there once, below the groups that are its beginnings, and each group is there once.
 func TestNamesAreATree(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		var entries []*meta.Entry
 		for _, name := range drawNames(rt) {
 			entries = append(entries, &meta.Entry{FQN: name, Tensor: tensorOf(tensor.Float32, 2)})
@@ -133,7 +134,7 @@ type namesAs inspect.Names
 
 // AppendJSON writes the same text as encoding/json, and escapes the same characters.
 func TestNamesAsJSON(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		texts := rapid.SliceOf(rapid.OneOf(rapid.SampledFrom(hostileNames), rapid.String(), rapid.Custom(func(rt *rapid.T) string { return string(rapid.SliceOf(rapid.Byte()).Draw(rt, "bytes")) }))).Draw(rt, "texts")
 		n := &inspect.Names{Labels: texts, Label: []int32{3}, Below: []int32{-1}, Forms: []inspect.NameForm{{Bytes: -1 << 63}, {"float32", []int64{}, 1, 2}}, Form: []int32{}}
 		n.Tied, n.Values = map[int]string{}, map[int]string{}

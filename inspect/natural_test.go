@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
@@ -12,14 +13,14 @@ import (
 
 func TestNaturalOrder(t *testing.T) {
 	want := []string{"a", "a.2", "a.10", "a.10.b", "a.010c", "b1", "b02", "b10"}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		got := rapid.Permutation(want).Draw(t, "names")
 		slices.SortFunc(got, inspect.Natural)
 		if !slices.Equal(got, want) {
 			t.Errorf("sorted %q; want %q", got, want)
 		}
 	})
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a.0-3]{0,5}`)
 		a, b, c := name.Draw(t, "a"), name.Draw(t, "b"), name.Draw(t, "c")
 		if inspect.Natural(a, a) != 0 || a != b && inspect.Natural(a, b) == 0 || inspect.Natural(a, b) < 0 != (inspect.Natural(b, a) > 0) || inspect.Natural(a, b) < 0 && inspect.Natural(b, c) < 0 && inspect.Natural(a, c) >= 0 {

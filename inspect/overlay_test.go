@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -76,7 +77,7 @@ func TestOverlayMatchesStats(t *testing.T) {
 			}
 		}
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		x, y := rapid.SampledFrom(all).Draw(rt, "x"), rapid.SampledFrom(all).Draw(rt, "y")
 		log2 := rapid.Bool().Draw(rt, "log2")
 		var total, moved atomic.Int64

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -402,7 +403,7 @@ func TestElementFormat(t *testing.T) {
 
 // The text of a float identifies its bits.
 func TestElementFormatRoundTrip(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom(tensor.DTypes()[:tensor.Float8E8M0FNU]).Draw(rt, "dtype")
 		bits := rapid.SliceOfN(rapid.Byte(), d.Size(), d.Size()).Draw(rt, "bits")
 		x := must.Get(tensor.FromBytes(d, nil, bits))(t)

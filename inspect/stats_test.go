@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -182,7 +183,7 @@ func reshaped(t testing.TB, x *tensor.Tensor, shape []int64) *tensor.Tensor {
 }
 
 func TestStatsMatchNaiveModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		x := drawTensor(t, rt, "x")
 		buckets := rapid.IntRange(0, 5).Draw(rt, "buckets")
 		log2 := rapid.Bool().Draw(rt, "log2")

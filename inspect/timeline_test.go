@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 )
@@ -119,7 +120,7 @@ func TestTypicalRanksAreTheSlowestAndThoseAroundTheMedian(t *testing.T) {
 }
 
 func TestTypicalRanksAreDifferent(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		ranks, most := rapid.IntRange(1, 60).Draw(t, "ranks"), rapid.IntRange(1, 30).Draw(t, "most")
 		tl := make(meta.Timeline, ranks)
 		for r := range tl {

@@ -4,7 +4,8 @@ package interop
 
 import (
 	"fmt"
-	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // edges are failures around the Python package, and differences between jobs: ranks and
@@ -39,7 +40,7 @@ var edges = []testCase{
 	{name: "cairn.torch: a save that fails while its state is copied aside", run: finds(1, "edges.fails_early")},
 	{name: "cairn.torch: Ctrl-C while a state is copied aside", run: finds(1, "edges.fails_late")},
 	{name: "cairn.torch: the interpreter ends right after async_save", run: func(r *rig) {
-		r.nothing("edges.ends", args{"path": r.there("out"), "rounds": rounds(2, 6)})
+		r.nothing("edges.ends", args{"path": r.there("out"), "rounds": deep.Rounds(1, 6)})
 	}},
 	{name: "cairn.torch: fetches that come late", run: finds(1, "edges.late_fetch")},
 	{name: "Writer and Reader: 3 ranks, process groups of some of them", run: finds(3, "edges.subgroups")},
@@ -57,12 +58,4 @@ var edges = []testCase{
 	{name: "cairn.torch: 2 ranks, Ctrl-C while one waits for the other", run: finds(1, "edges.ctrl_c_of_ranks")},
 	{name: "cairn.open in workers of a DataLoader, by fork and by spawn", run: finds(1, "edges.workers")},
 	{name: "cairn.torch: 2 ranks of torch.multiprocessing.spawn", run: finds(1, "edges.spawn")},
-}
-
-// rounds returns how often a case repeats something: less often with -short.
-func rounds(short, full int) int {
-	if testing.Short() {
-		return short
-	}
-	return full
 }

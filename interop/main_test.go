@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // testCase is one claim. It is tried with every PyTorch that has the features in needs.
@@ -18,7 +20,7 @@ type testCase struct {
 	// needs are features that some PyTorchs lack, in the words of py/about.py. Empty: every
 	// PyTorch will do.
 	needs string
-	// slow is a case that "go test -short" leaves out, which "make test" calls.
+	// slow is a case that runs if tests are deep.
 	slow bool
 	run  func(r *rig)
 }
@@ -29,7 +31,7 @@ func cases() []testCase {
 	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples, frameworks, serving, own, unitTests(), types} {
 		all = append(all, group...)
 	}
-	if testing.Short() {
+	if !deep.On() {
 		all = slices.DeleteFunc(all, func(c testCase) bool { return c.slow })
 	}
 	return all

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // withTorch is the folder of the Python package's tests that use PyTorch.
@@ -29,8 +31,8 @@ func unitTests() []testCase {
 func (r *rig) unitTests(file string) {
 	r.Helper()
 	var names []string
-	r.python("unittests.names", args{"file": file, "short": testing.Short()}, &names)
-	if len(names) == 0 && !testing.Short() { // all of them may be slow
+	r.python("unittests.names", args{"file": file, "short": !deep.On()}, &names)
+	if len(names) == 0 && deep.On() { // all of them may be slow
 		r.Errorf("%s has no tests", file)
 	}
 	for _, name := range names {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -96,7 +97,7 @@ var samePlan = cmp.FilterPath(func(p cmp.Path) bool {
 }, cmpopts.EquateEmpty())
 
 func TestSavePlanCodecRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawSavePlan(t)
 		b := must.Get(plan.SavePlanCodec{}.Encode(p))(t)
 		many := plan.NewSavePlanCodec()
@@ -144,7 +145,7 @@ func drawLoadPlan(t *rapid.T) *plan.LoadPlan {
 }
 
 func TestLoadPlanCodecRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawLoadPlan(t)
 		b := must.Get(plan.LoadPlanCodec{}.Encode(p))(t)
 		got, err := plan.LoadPlanCodec{}.Decode(b)

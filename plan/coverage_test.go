@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -172,7 +173,7 @@ func spoil(t *rapid.T, shape []int64, boxes []tensor.Box) []tensor.Box {
 
 // CheckCoverage agrees with a count of the boxes over every element.
 func TestCheckCoverageAgreesWithCounting(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape, boxes := drawTiling(t)
 		boxes = spoil(t, shape, rapid.Permutation(boxes).Draw(t, "boxes"))
 		hits := make([]int, tensor.Whole(shape).Volume())
@@ -198,7 +199,7 @@ func TestCheckCoverageAgreesWithCounting(t *testing.T) {
 
 // Every overlap that is reported is one, and every one is reported.
 func TestOverlapsAgreeWithPairs(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape, boxes := drawTiling(t)
 		boxes = spoil(t, shape, boxes)
 		want := 0

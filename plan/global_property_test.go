@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -75,7 +76,7 @@ func localPlans(t failer, states []plan.State) []*plan.SavePlan {
 }
 
 func TestGlobalAgreesWithTheReference(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		states := drawJob(t)
 		plans := localPlans(t, states)
 		rule := rapid.SampledFrom([]plan.OwnerRule{plan.LeastLoaded, plan.LowestRank}).Draw(t, "rule")
@@ -136,7 +137,7 @@ func checkFinals(t failer, plans, finals []*plan.SavePlan, md *meta.Metadata) {
 // Plans that went through the codec share descriptions, others do not. That must
 // make no difference, nor may planning change its input.
 func TestGlobalDoesNotDependOnSharing(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		plans := localPlans(t, drawJob(t))
 		before, codec := encodeAll(t, plans), plan.NewSavePlanCodec()
 		decoded := make([]*plan.SavePlan, len(plans))

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -117,7 +118,7 @@ func three() []*plan.SavePlan {
 // the ranks write the plans of a planner without memory. (By the rule that does not look at
 // sizes: the plan has no sizes of values.)
 func TestCacheDoesNotChangeResults(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		j := newJob(3)
 		j.plan = func(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 			return plan.Global(plans, plan.LowestRank)

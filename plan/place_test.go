@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -127,7 +128,7 @@ func drawNode(t *rapid.T, depth int) any {
 
 // The state that is rebuilt from metadata and filled is the one that was saved.
 func TestNewStateInvertsFlattening(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		want := plan.State(drawState(t, 4))
 		mem := save(t, want)
 		got := must.Get(plan.NewState(mem.md, nil))(t)

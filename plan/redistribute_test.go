@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -58,7 +59,7 @@ func elementsOf(shape []int64, b tensor.Box) (out []int64) {
 // Whatever ranks hold and want, each gets every element once: its own from itself, and the
 // others from a rank that holds them. Two ranks agree on the transfers between them.
 func TestTransfersAreMinimal(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 6).Draw(t, "ranks")
 		var rs []plan.Redistribution
 		for range rapid.IntRange(1, 3).Draw(t, "tensors") {

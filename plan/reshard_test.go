@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -163,7 +164,7 @@ func naive(chunks, boxes []tensor.Box) (out []string) {
 // However a tensor was cut and whatever boxes are wanted of it, the reads fill
 // each element of each box exactly once, and equal the result over all pairs.
 func TestReadsCoverEveryBoxOnce(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape, chunks := drawTiling(t)
 		chunks = rapid.Permutation(chunks).Draw(t, "chunks")
 		var boxes []tensor.Box
@@ -203,7 +204,7 @@ func TestAnyLayoutLoadsIntoAnyOther(t *testing.T) {
 		}
 		return placed(mesh, drawPlacements(t, mesh, dims)...), size
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		x := counting(t, 1, rapid.SliceOfN(rapid.Int64Range(0, 7), 0, 3).Draw(t, "shape")...)
 		from, n := draw(t, x.Dims())
 		to, m := draw(t, x.Dims())

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -37,7 +38,7 @@ func drawShare(t *rapid.T) *plan.SharedReads {
 }
 
 func TestSharedReadsCodecRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		s := drawShare(t)
 		b := must.Get(plan.SharedReadsCodec{}.Encode(s))(t)
 		got, err := plan.SharedReadsCodec{}.Decode(b)

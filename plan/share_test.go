@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -309,7 +310,7 @@ func TestAssignReadersBundlesSmallTensors(t *testing.T) {
 // property: whatever the ranks want, every byte comes to them from one reader
 // that wants it too, however often it is asked.
 func TestAssignReadersInvariants(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		md, plans, takes := drawWants(t)
 		shares := plan.AssignReaders(md, plans, takes)
 		checkShares(t, plans, takes, shares)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
@@ -136,7 +137,7 @@ func (j *termsJob) check(t fataler, comms []platform.TensorComm) {
 
 // Whatever the layouts and the reduction, each rank has its part of the reduced tensor.
 func TestRedistributeOfTermsReducesThem(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "ranks")
 		drawTerms(t, n).check(t, commsOf(t, inprocGroups(n)))
 	})
@@ -149,7 +150,7 @@ func TestRedistributeOfTermsOverTCP(t *testing.T) {
 		groups[r] = g
 	}
 	comms := commsOf(t, groups)
-	rapid.Check(t, func(t *rapid.T) { drawTerms(t, n).check(t, comms) })
+	deep.Check(t, func(t *rapid.T) { drawTerms(t, n).check(t, comms) })
 }
 
 // To shards a rank receives as much as in a reduce-scatter, and to replicas as much as in

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 )
@@ -56,7 +57,7 @@ func TestPartitionRefuses(t *testing.T) {
 
 // Whatever the pattern, the parts have each rank once, and the pattern is one.
 func TestPartitionCoversTheWorld(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n, step := rapid.IntRange(1, 5).Draw(t, "n"), 1
 		if n > 1 {
 			step = rapid.IntRange(1, 5).Draw(t, "step")

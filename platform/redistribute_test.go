@@ -16,6 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/platform"
@@ -28,7 +29,7 @@ import (
 // Whatever the two layouts, each rank has its part of the whole tensor, and received only
 // elements that it did not hold.
 func TestRedistributeEqualsCutting(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "ranks")
 		job := drawJob(t, n)
 		job.check(t, commsOf(t, inprocGroups(n)))
@@ -42,7 +43,7 @@ func TestRedistributeOverTCP(t *testing.T) {
 		groups[r] = g
 	}
 	comms := commsOf(t, groups)
-	rapid.Check(t, func(t *rapid.T) { drawJob(t, n).check(t, comms) })
+	deep.Check(t, func(t *rapid.T) { drawJob(t, n).check(t, comms) })
 }
 
 func inprocGroups(n int) []group.Group {

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -115,7 +116,7 @@ func TestShareRefusesTamperedMessages(t *testing.T) {
 		func(b []byte) []byte { return append(b, 0) },
 		func([]byte) []byte { return nil },
 	}
-	for nth := int64(1); ; nth++ {
+	for nth := range deep.Steps[int64]() {
 		var seen atomic.Int64
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := shareJob(t, g, s)
@@ -153,7 +154,7 @@ func TestShareRefusesTamperedMessages(t *testing.T) {
 func TestShareRankLeaves(t *testing.T) {
 	s := new(mem.Store)
 	saveReplicas(t, s)
-	for nth := int64(1); ; nth++ {
+	for nth := range deep.Steps[int64]() {
 		var seen atomic.Int64
 		errs := onRanks(t, func(ctx context.Context, g *inproc.Group) error {
 			job := shareJob(t, g, s)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -47,7 +48,7 @@ func newBoxes(t *rapid.T, d tensor.DType, shape []int64, all ...tensor.Box) *box
 // Ranks that want different columns of a tensor read each byte once, and get the same
 // elements as without sharing.
 func TestShareStrips(tt *testing.T) {
-	rapid.Check(tt, func(t *rapid.T) {
+	deep.Check(tt, func(t *rapid.T) {
 		format := rapid.SampledFrom([]storage.Format{native.Format{}, hf.Format{}}).Draw(t, "format")
 		shape := []int64{rapid.Int64Range(1, 90).Draw(t, "rows"), rapid.Int64Range(1, 3).Draw(t, "middle"), rapid.Int64Range(300, 2000).Draw(t, "columns")}
 		store := new(mem.Store)

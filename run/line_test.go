@@ -1,18 +1,16 @@
 package run
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -142,14 +140,10 @@ func (m *model) jump(r *rand.Rand) {
 // that jump: the last save is the newest, it and its parent stay, its ancestors are on its line,
 // and the others were left. A policy keeps what does not depend on clocks.
 //
-// SOAK is how long it runs, such as 5m, and SOAK_SEED repeats it.
+// SOAK is how long it runs, such as 5m, and SEED repeats it.
 func TestLinesProperty(t *testing.T) {
-	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
-	seed := rand.Uint64()
-	if text := os.Getenv("SOAK_SEED"); text != "" {
-		seed = must.Get(strconv.ParseUint(text, 10, 64))(t)
-	}
-	t.Logf("seed %d", seed)
+	length := deep.Soak(t, 0, time.Minute)
+	seed := deep.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
 	runs := 0
 	for begun := time.Now(); runs < 3 || time.Since(begun) < length; runs++ {

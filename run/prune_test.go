@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/commit"
 	"github.com/cairn-ckpt/cairn/storage/native"
@@ -332,7 +333,7 @@ func pruneAndDie(dir string, step int) {
 // Whenever a pruner is killed, each checkpoint is complete or gone, the ones that the policy
 // keeps are complete, and another pruner completes the work.
 func TestKillAtEveryStepOfPrune(t *testing.T) {
-	for step := 1; ; step++ {
+	for step := range deep.Steps[int]() {
 		dir := t.TempDir()
 		for i := range int64(4) {
 			save(t, dir, i)
@@ -375,7 +376,7 @@ func TestKillAtEveryStepOfPrune(t *testing.T) {
 // completes the work.
 func TestFaultAtEveryStepOfPrune(t *testing.T) {
 	broken := errors.New("broken")
-	for step := int64(1); ; step++ {
+	for step := range deep.Steps[int64]() {
 		s := new(mem.Store)
 		for i := range int64(4) {
 			saveIn(t, must.Get(blob.NewSub(s, FolderName(i)))(t), native.Format{}, fmt.Sprint("save", i), i)

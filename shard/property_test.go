@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -104,7 +105,7 @@ func ranksOf(m shard.Mesh) []int {
 }
 
 func TestPlacedTiles(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape, mesh := drawShape(t, 1, 3), drawMesh(t)
 		layout := shard.Placed{Mesh: mesh}
 		for range mesh.Shape {
@@ -152,7 +153,7 @@ func drawMatrix(t *rapid.T, dims int) shard.Matrix {
 }
 
 func TestMatrixTiles(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape := drawShape(t, 1, 3)
 		m := drawMatrix(t, len(shape))
 		if m.Rule == shard.Divisible {
@@ -168,7 +169,7 @@ func TestMatrixTiles(t *testing.T) {
 }
 
 func TestFlatTiles(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape := drawShape(t, 0, 3)
 		n := rapid.IntRange(1, 6).Draw(t, "ranks")
 		checkTiles(t, shard.FlatEven(n), shape, count(n, 0))
@@ -187,7 +188,7 @@ func TestFlatTiles(t *testing.T) {
 // A ceil matrix with axes that cut from left to right is DTensor's layout, and an interleaved
 // axis before another one is a strided shard.
 func TestMatrixAgreesWithPlaced(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape, mesh := drawShape(t, 1, 3), drawMesh(t)
 		m := shard.Matrix{Device: mesh.Shape, Ranks: mesh.Ranks, TensorMap: make([][]int, len(shape)), Rule: shard.Ceil}
 		p := shard.Placed{Mesh: mesh}

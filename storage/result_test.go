@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/wire"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -103,7 +104,7 @@ var nilIsEmpty = cmp.FilterPath(func(p cmp.Path) bool {
 }, cmpopts.EquateEmpty())
 
 func TestAnyResultsRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		r := drawResults(t)
 		b := must.Get(codec.Encode(r))(t)
 		got, err := codec.Decode(b)

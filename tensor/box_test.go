@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -132,7 +133,7 @@ func TestFlatBoxesHeadSlabsTail(t *testing.T) {
 // The boxes of an interval are inside the shape, each one run of the flattened
 // tensor, and together the interval in order.
 func TestFlatBoxesCoverExactlyOnce(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 5).Draw(t, "shape")
 		n := must.Get(NumElements(shape))(t)
 		lo := rapid.Int64Range(0, n).Draw(t, "lo")

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -114,7 +115,7 @@ func TestEveryCastAgreesWithTheReference(t *testing.T) {
 // A cast between any layouts gives the same elements as between contiguous tensors, and
 // changes no other byte.
 func TestConvertDoesNotDependOnLayout(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		from := rapid.SampledFrom([]DType{Float32, BFloat16, Float64, Int64, Uint8, Complex64}).Draw(t, "from")
 		to := rapid.SampledFrom([]DType{Float32, Float16, Float8E5M2, Bool, Int32, Complex128}).Draw(t, "to")
 		shape := drawSizes(t)

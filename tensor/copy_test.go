@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -64,7 +65,7 @@ func setEach(dst, src *Tensor, data []byte) {
 
 // A copy between any two layouts sets every element and changes no other byte.
 func TestCopySetsEachElementAndNothingElse(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		d := rapid.SampledFrom([]DType{Uint8, BFloat16, Float32, Int64, Complex128}).Draw(t, "dtype")
 		shape := drawSizes(t)
 		dst, src := drawLayout(t, d, shape), drawLayout(t, d, shape)

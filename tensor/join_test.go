@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -19,7 +20,7 @@ func counted(shape ...int64) *Tensor {
 
 // However a tensor is cut, its parts joined are the tensor again.
 func TestCatJoinsWhatChunkCuts(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 1, 4).Draw(t, "shape")
 		dim := rapid.IntRange(0, len(shape)-1).Draw(t, "dim")
 		parts := rapid.IntRange(1, 7).Draw(t, "parts")
@@ -144,7 +145,7 @@ func TestStridedSliceAsPython(t *testing.T) {
 // Every slice of every dimension has the elements that a loop over the indices finds. It
 // shares memory unless a step is negative.
 func TestStridedSliceEqualsALoop(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 0, 3).Draw(t, "shape")
 		x := counted(shape...)
 		if rapid.Bool().Draw(t, "turned") && len(shape) > 1 {

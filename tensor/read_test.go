@@ -8,12 +8,13 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Any interval of bytes reads as the same interval of the contents.
 func TestReadAtMatchesContents(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		x, want := drawView(t)
 		n := int64(len(want))
 		off := rapid.Int64Range(0, n).Draw(t, "off")

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -172,7 +173,7 @@ func drawView(t *rapid.T) (*Tensor, []byte) {
 // However views follow each other, the elements are the ones that the plainest
 // description names.
 func TestViewsSelectTheRightElements(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		x, want := drawView(t)
 		if got := x.Contents(); !bytes.Equal(got, want) {
 			t.Fatalf("%v with strides %v: Contents() = %x; want %x", x, x.Strides(), got, want)

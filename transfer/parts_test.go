@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -101,7 +102,7 @@ func TestPartsOfRanks(t *testing.T) {
 			src := new(mem.Store)
 			save(t, src, form, "save1", 64, 1)
 			ranks, data := divided(t, src)
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				inner := new(mem.Store)
 				dst := fault.New(inner, fault.CrashAt(n))
 				_, err := copyParts(t.Context(), dst, ranks, data, &Options{Parallel: 1}, func() {

@@ -10,6 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -124,7 +125,7 @@ func TestSyncOfAnotherFormat(t *testing.T) {
 // it is interrupted, and the next Sync completes it.
 func TestSyncReplacesWhole(t *testing.T) {
 	newer := func(string, *Other) (bool, string) { return true, "" }
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		src, inner := newRun(t), newRun(t)
 		saveIn(t, src, "step-1", formats.Native, "save1", 1, 10)
 		there := saveIn(t, inner, "step-1", formats.Native, "other1", 1, 99)

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/plan"
@@ -113,7 +114,7 @@ func TestCopyGoesOnAfterACrash(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			src := new(mem.Store)
 			save(t, src, form, "save1", 64, 1)
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				inner := new(mem.Store)
 				dst := fault.New(inner, fault.CrashAt(n))
 				_, err := Copy(t.Context(), src, dst, &Options{Parallel: 1})
@@ -143,7 +144,7 @@ func TestCopyReplacesACheckpoint(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			src := new(mem.Store)
 			save(t, src, form, "save2", 64, 20)
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				inner := new(mem.Store)
 				save(t, inner, form, "save1", 64, 10)
 				dst := fault.New(inner, fault.CrashAt(n))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 	"github.com/cairn-ckpt/cairn/value"
@@ -282,7 +283,7 @@ func drawTensor(t *rapid.T) *tensor.Tensor {
 
 // Whatever is decoded was encoded, and the same value has one encoding.
 func TestRandomValuesRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		v := []any{drawValue(t, 3)} // in a list, so that bytes are JSON too
 		codec, data, err := value.Encode(v)
 		if err != nil {

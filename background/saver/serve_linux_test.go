@@ -22,6 +22,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -545,9 +546,9 @@ func conversationOf(t *testing.T, u unitBody, folder string) []byte {
 func TestServeTrainerEndsAfterEveryByte(t *testing.T) {
 	root := t.TempDir()
 	sample := conversationOf(t, unitBody{4096, []int{0}, []int64{4160}}, filepath.Join(root, "0000"))
-	step := 1
-	if testing.Short() {
-		step = 17
+	step := 17
+	if deep.On() {
+		step = 1
 	}
 	for n := 0; n <= len(sample); n += step {
 		folder := filepath.Join(root, fmt.Sprintf("%04d", n))

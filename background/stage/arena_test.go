@@ -7,6 +7,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -15,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestArenaHandsOutFreeMemory allocates and frees at random: what is handed out never
 // overlaps, lies in the arena, and all of it can be used again.
 func TestArenaHandsOutFreeMemory(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		const pages = 32
 		a := must.Get(NewArena(pages * pageBytes))(t)
 		defer a.Close()

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -34,7 +35,7 @@ func drawView(t *rapid.T, mem []byte) *tensor.Tensor {
 // every byte of it, and reads the snapshot as a save does. In a small arena the reads
 // come from the memory of the caller, before it is changed.
 func TestSnapshotHoldsWhatTheStateHeld(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		mems := make([][]byte, rapid.IntRange(1, 3).Draw(t, "memories"))
 		for i := range mems {
 			mems[i] = rapid.SliceOfN(rapid.Byte(), 64, 64<<10).Draw(t, "memory")

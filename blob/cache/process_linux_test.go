@@ -19,6 +19,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -173,20 +174,12 @@ func leftovers(t *testing.T, dir string) []string {
 // TestKilledProcesses kills processes at random moments. The others go on, all of them get
 // the right bytes, and the cache stays within its bound.
 func TestKilledProcesses(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("CACHE_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("to repeat: CACHE_SEED=%d", seed)
-	rng := rand.New(rand.NewPCG(seed, 4))
+	rng := rand.New(rand.NewPCG(deep.Seed(t), 4))
 	h := newHost(t)
 	const bound = 20 * (childBlock + 100) // of 30 blocks
 	most := watch(t, h.cache)
 	killed := 0
-	for range 12 {
+	for range deep.Rounds(4, 40) {
 		var cmds []*exec.Cmd
 		for range 3 {
 			cmd, _ := h.start(t, bound, rng.Uint64())

@@ -91,6 +91,7 @@ func saveTensors(t *testing.T, s blob.Store, n int) int64 {
 // TestProcessesShareADownload runs commands that read the same checkpoint through a cache.
 // Some of them are killed while they download.
 func TestProcessesShareADownload(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program, m := buildCairn(t), startMeter(t)
 	address := fmt.Sprintf("s3://bucket/%d/x", folders.Add(1))
 	s := must.Get(blob.OpenAddress(t.Context(), address+"?endpoint="+endpoint))(t)

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -34,7 +35,7 @@ func TestS3SaverDies(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			uploads := 0
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				died, temps := dieAt(t, n, late)
 				uploads += temps
 				if t.Failed() {

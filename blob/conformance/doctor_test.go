@@ -29,6 +29,7 @@ func results(r *doctor.Report) map[string]doctor.Check {
 // the file, so a reader that asks for the bytes of one ETag may get the bytes of the next. The
 // check finds that on some runs.
 func TestDoctorOfS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	testDoctor(t, openS3(t, nil), racy, doctor.Options{Time: 50 * time.Millisecond})
 }
 
@@ -136,6 +137,7 @@ var lies = map[string]struct {
 
 // TestDoctorFindsLies examines the server through a proxy that changes its answers.
 func TestDoctorFindsLies(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
 			p := must.Get(newProxy(endpoint, 0, 1))(t)

@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -32,20 +30,13 @@ func startProxy(t *testing.T, rate float64, seed uint64, change ...func(*proxy))
 	return p
 }
 
-// Checkpoints are saved, replaced and loaded through a proxy that disturbs requests. FAULTS
-// sets how many, FAULTS_SEED repeats a run as far as the scheduler allows.
+// Checkpoints are saved, replaced and loaded through a proxy that disturbs requests.
+// SEED repeats a run as far as the scheduler allows.
 func TestS3Faults(t *testing.T) {
 	t.Parallel() // it waits for much of its time
-	saves, seed := 100, rand.Uint64()
-	if n, err := strconv.Atoi(os.Getenv("FAULTS")); err == nil {
-		saves = n
-	}
-	if n, err := strconv.ParseUint(os.Getenv("FAULTS_SEED"), 10, 64); err == nil {
-		seed = n
-	}
+	saves, seed := deep.Rounds(50, 1000), deep.Seed(t)
 	for _, rate := range []float64{0.01, 0.2} {
 		t.Run(fmt.Sprint(rate), func(t *testing.T) {
-			t.Logf("to repeat: FAULTS=%d FAULTS_SEED=%d go test -run '^TestS3Faults$'", saves, seed)
 			saveAndLoad(t, startProxy(t, rate, seed), saves)
 		})
 	}
@@ -53,7 +44,7 @@ func TestS3Faults(t *testing.T) {
 
 func saveAndLoad(t *testing.T, p *proxy, saves int) {
 	const savers = 16
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	var mu sync.Mutex
 	var total struct{ requests, retries, hedges int64 }

@@ -36,6 +36,7 @@ func asJob(t *testing.T, line ...string) ([]string, []error) {
 // Several processes convert a checkpoint to S3, copy it there and verify it. The result is
 // the result of one.
 func TestJobsInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program := buildCairn(t)
 	src := filepath.Join(t.TempDir(), "src")
 	state := cairn.State{}
@@ -76,6 +77,7 @@ func TestJobsInS3(t *testing.T) {
 
 // A job that fails to plan on all ranks leaves no object in S3.
 func TestFailedJobInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program := buildCairn(t)
 	src := filepath.Join(t.TempDir(), "src")
 	x := must.Get(tensor.New(tensor.Float32, []int64{1 << 20}))(t)

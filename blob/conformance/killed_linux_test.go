@@ -140,6 +140,7 @@ func sixTensors(t *testing.T) string {
 
 // Jobs that write to S3 are killed, and go on.
 func TestKilledJobsInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program := buildCairn(t)
 	t.Run("conversions", func(t *testing.T) { testKilledConversions(t, program) })
 	t.Run("other commands", func(t *testing.T) { testCommandsAfterKill(t, program) })

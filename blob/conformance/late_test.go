@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,9 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/blob/remote"
 	"github.com/cairn-ckpt/cairn/blob/s3"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -396,11 +394,9 @@ func lateState(t *testing.T, v int) cairn.State {
 }
 
 // Saves, copies and removals at random, while requests are lost or sent twice and arrive at random
-// moments. SOAK is how long it goes on, such as 5m. SOAK_SEED repeats the same choices.
+// moments. SOAK is how long it goes on, such as 5m. SEED repeats the same choices.
 func testLateAtRandom(t *testing.T, place latePlace) {
-	length := must.Get(time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "0s")))(t)
-	seed := must.Get(strconv.ParseUint(cmp.Or(os.Getenv("SOAK_SEED"), "1"), 10, 64))(t)
-	t.Logf("to repeat: SOAK=%v SOAK_SEED=%d go test -run '^TestLate$/%s/Random'", length, seed, filepath.Base(filepath.Dir(t.Name())))
+	length, seed := deep.Soak(t, 0, time.Minute), deep.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for begin, round := time.Now(), 0; round < 1 || time.Since(begin) < length; round++ {
 		for _, format := range []string{"cairn", "hf"} {

@@ -114,6 +114,7 @@ func checkRetries(t *testing.T, log, store string, n int) {
 // TestProgramInS3 runs commands and the Python package with addresses of S3. The endpoint
 // and the credentials are in the environment, which saver processes get too.
 func TestProgramInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program := buildCairn(t)
 	run := fmt.Sprintf("s3://bucket/%d/run", folders.Add(1))
 	env := []string{"AWS_ENDPOINT_URL_S3=" + endpoint, "CAIRN_BINARY=" + program, "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" +

@@ -68,6 +68,7 @@ check(found(both), [(2, "remote"), (6, "both"), (7, "both")])
 
 // TestPythonRunInS3 has the Python package use runs in S3.
 func TestPythonRunInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	python, err := exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
 	if err != nil {
 		t.Skip(err)

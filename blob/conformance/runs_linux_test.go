@@ -16,6 +16,7 @@ import (
 // TestRunsInS3 runs the commands for runs: with a run in S3, and with a run in a folder that
 // is uploaded to S3.
 func TestRunsInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	program := buildCairn(t)
 	base := fmt.Sprintf("s3://bucket/%d", folders.Add(1))
 	remote, local := base+"/run", filepath.Join(t.TempDir(), "run")
@@ -71,6 +72,7 @@ func TestRunsInS3(t *testing.T) {
 // TestVersionsInS3 publishes versions of weights to S3: they refer to each other, a follower
 // reads the tensors that changed, and the commands read and keep the versions.
 func TestVersionsInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	address := fmt.Sprintf("s3://bucket/%d/weights?endpoint=%s", folders.Add(1), endpoint)
 	weights := must.Get(tensor.New(tensor.BFloat16, []int64{1024, 1024}))(t)
 	state, random := cairn.State{"w": weights}, rand.New(rand.NewPCG(1, 2))

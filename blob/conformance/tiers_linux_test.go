@@ -82,6 +82,7 @@ func wantStep(t *testing.T, address string, step int64) {
 
 // Saver processes save to S3 by its address.
 func TestSaverProcessSavesToS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	address := place()
 	store := must.Get(cairn.OpenStore(address))(t)
 	saveInBackground(t, 3, func(int64) (blob.Store, *cairn.AsyncOptions) { return store, new(cairn.AsyncOptions) },
@@ -101,6 +102,7 @@ func TestSaverProcessSavesToS3(t *testing.T) {
 // Saver processes save to folders and upload to S3. The ceiling of the folders holds, and
 // Latest finds the checkpoints that they no longer have.
 func TestTiersInS3(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	const steps = 4
 	const ceiling = 2*tierRanks*tierBytes + 2<<20 // two checkpoints
 	local, remote := filepath.Join(t.TempDir(), "run"), place()
@@ -163,6 +165,7 @@ func TestTiersInS3(t *testing.T) {
 // The record of an upload that the service writes after the savers have given up: the
 // upload is uncertain, and the checkpoint is whole in both stores.
 func TestTiersLateRecord(t *testing.T) {
+	t.Parallel() // it waits for much of its time
 	place := latePlace{lateServices["S3"], endpoint, fmt.Sprintf("%d/run/step-0", folders.Add(1))}
 	p, _ := place.startLate(t, "/cairn.json", false)
 	local, remote := filepath.Join(t.TempDir(), "step-0"), place.address(t, endpoint, place.folder)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // collective is a collective call as any rank makes it.
@@ -437,10 +438,10 @@ func (s *suite) goneAlarm(e *env) {
 }
 
 func (s *suite) stress(t *testing.T) {
-	s.test(t, "1000 rounds of all calls", func(e *env) {
+	s.test(t, "many rounds of all calls", func(e *env) {
 		cs := s.collectives()
 		e.must("stress", func(ctx context.Context, g group.Group) error {
-			for i := range 1000 {
+			for i := range deep.Rounds(100, 1000) {
 				c := cs[i%len(cs)]
 				if err := c.call(ctx, g); err != nil {
 					return fmt.Errorf("round %d, %s: %w", i, c.name, err)
@@ -456,10 +457,8 @@ func (s *suite) stress(t *testing.T) {
 // is open, but all ranks must see the same, round after round, without meeting
 // in between.
 func (s *suite) racing(e *env) {
-	const rounds = 200
-	seed := rand.Uint64()
-	e.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rounds := deep.Rounds(40, 400)
+	rng := rand.New(rand.NewPCG(deep.Seed(e), 0))
 	ctxs := make([]context.Context, rounds)
 	cancels := make([]context.CancelFunc, rounds)
 	victims := make([]int, rounds)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // A call of RecvInto that ends in the middle of a piece returns although the rest
@@ -144,7 +146,7 @@ func TestReceiverAllocatesAsBytesArrive(t *testing.T) {
 // A message has its bytes in order, in whatever pieces they come and whichever calls
 // began to receive it.
 func TestMessagesAreWhole(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOfN(rapid.Byte(), 0, 40_000).Draw(t, "message")
 		g := &message{total: len(want)}
 		for !g.placed || g.arrived < g.total {

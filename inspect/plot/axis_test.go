@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func labels(ticks []tick) string {
@@ -46,7 +48,7 @@ func TestTicks(t *testing.T) {
 
 // Ticks of any axis are between its ends, in order, few, and differ in their labels.
 func TestTicksOfAnything(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		a, b := rapid.Float64().Draw(t, "a"), rapid.Float64().Draw(t, "b")
 		s := newScale(min(a, b), max(a, b), 0, 1000)
 		if !(s.lo < s.hi) {
@@ -85,7 +87,7 @@ func TestFitShortensInTheMiddle(t *testing.T) {
 	if got := fit(long, 12, 1000); got != long {
 		t.Errorf("fit = %q; want all of it", got)
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		s, width := rapid.String().Draw(t, "text"), rapid.Float64Range(20, 400).Draw(t, "width")
 		got := fit(s, 12, width)
 		if textWidth(got, 12) > width || got != s && !strings.Contains(got, "…") {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/inspect/plot"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -229,7 +230,7 @@ func TestPicturesOfAnythingAreWellFormed(t *testing.T) {
 	}
 	for name, draw := range kinds {
 		t.Run(name, func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) { check(t, name, draw(t)) })
+			deep.Check(t, func(t *rapid.T) { check(t, name, draw(t)) })
 		})
 	}
 }

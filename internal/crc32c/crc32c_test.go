@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // noise returns n bytes that are the same in every run.
@@ -90,7 +92,7 @@ func TestUpdateEveryAlignment(t *testing.T) {
 func TestUpdateOfPieces(t *testing.T) {
 	p := noise(3 << 20)
 	eachPath(t, func(t *testing.T) {
-		rapid.Check(t, func(t *rapid.T) {
+		deep.Check(t, func(t *rapid.T) {
 			crc := rapid.Uint32().Draw(t, "crc")
 			at := rapid.IntRange(0, 127).Draw(t, "at")
 			q := p[at:][:rapid.IntRange(0, len(p)-at).Draw(t, "length")]

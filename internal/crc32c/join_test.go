@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func TestJoinIsTheChecksumOfBoth(t *testing.T) {
 	p := noise(1 << 20)
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, len(p)).Draw(t, "length")
 		cut := rapid.IntRange(0, n).Draw(t, "cut")
 		got := Join(Checksum(p[:cut]), Checksum(p[cut:n]), int64(n-cut))
@@ -23,7 +25,7 @@ func TestJoinIsTheChecksumOfBoth(t *testing.T) {
 // Lengths no test can allocate: to join zeros to zeros first, or one after the
 // other, must not matter.
 func TestJoinIsAssociative(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		crcs := rapid.SliceOfN(rapid.Uint32(), 3, 3).Draw(t, "crcs")
 		b := rapid.Int64Range(0, math.MaxInt64).Draw(t, "second length")
 		c := rapid.Int64Range(0, math.MaxInt64-b).Draw(t, "third length")
@@ -47,7 +49,7 @@ func TestJoinWithNothing(t *testing.T) {
 
 func TestJoinIEEE(t *testing.T) {
 	p := noise(5000)
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		cut := rapid.IntRange(0, len(p)).Draw(t, "cut")
 		got := JoinIEEE(crc32.ChecksumIEEE(p[:cut]), crc32.ChecksumIEEE(p[cut:]), int64(len(p)-cut))
 		if want := crc32.ChecksumIEEE(p); got != want {

@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // Intervals never overlap, lie in the space, are at the lowest place that fits, and can be
 // used again.
 func TestFree(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		const size = 40
 		f := New(size)
 		var used [size]bool

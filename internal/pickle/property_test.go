@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -123,7 +124,7 @@ func pairs(keys []any, values *rapid.Generator[any], t *rapid.T) []value.Pair {
 
 // property: an encoded value decodes to the same value, in every protocol
 func TestRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		want := tree(3).Draw(t, "value")
 		o := &pickle.EncodeOptions{Protocol: rapid.IntRange(2, 5).Draw(t, "protocol"), Allow: func(string, string) bool { return true }}
 		b, err := pickle.Encode(want, o)

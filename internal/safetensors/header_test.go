@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -88,7 +89,7 @@ func TestHeaderTextIsJSON(t *testing.T) {
 }
 
 func TestHeaderRoundTripProperty(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		h := &Header{Entries: drawEntries(t), Metadata: rapid.MapOf(rapid.String(), rapid.String()).Draw(t, "metadata")}
 		var data int64
 		if n := len(h.Entries); n > 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -181,7 +182,7 @@ func TestLayRefusesTensorsOfUnknownTypes(t *testing.T) {
 
 // Whatever tensors a value holds, in whatever section of a file: it comes back.
 func TestTensorRoundTripProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		want := []any{}
 		for range rapid.IntRange(0, 5).Draw(rt, "tensors") {
 			d := rapid.SampledFrom(tensor.DTypes()).Draw(rt, "dtype")

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func TestValuesReadAsWritten(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var (
 			u  = rapid.Uint64().Draw(t, "uvarint")
 			v  = rapid.Int64().Draw(t, "varint")

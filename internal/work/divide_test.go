@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func TestDivide(t *testing.T) {
@@ -34,7 +36,7 @@ func TestDivide(t *testing.T) {
 // The pieces are neighbours, there are not too many, and no division has a smaller
 // largest piece.
 func TestDivideIsTheBestOfAll(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(0, 9), 0, 8).Draw(t, "sizes")
 		parts := rapid.IntRange(1, 4).Draw(t, "parts")
 		got := Divide(sizes, parts)

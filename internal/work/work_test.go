@@ -9,10 +9,12 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 func TestProgressSumsUpToThePlan(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var told int64
 		p := &Share{
 			Plan:  rapid.Int64Range(0, math.MaxInt64).Draw(t, "plan"),

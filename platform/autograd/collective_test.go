@@ -15,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/collective"
@@ -337,7 +338,7 @@ func drawSplits(t *rapid.T, n int) (shapes [][]int64, splits []platform.Splits) 
 func TestCollectiveGradientsEqualFiniteDifferences(t *testing.T) {
 	for _, o := range collectives {
 		t.Run(o.name, func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
+			deep.Check(t, func(t *rapid.T) {
 				n := rapid.IntRange(1, 4).Draw(t, "ranks")
 				shapes, f, want := o.draw(t, n)
 				in := make([]*tensor.Tensor, n)

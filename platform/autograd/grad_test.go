@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -178,7 +179,7 @@ func drawValues(t *rapid.T, shape []int64) *tensor.Tensor {
 func TestGradientsEqualFiniteDifferences(t *testing.T) {
 	for _, o := range operators {
 		t.Run(o.name, func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
+			deep.Check(t, func(t *rapid.T) {
 				f, in := drawOperands(t, o.draw, tensor.Float32)
 				checkGradients[float32](t, f, in, 1.0/64, 5e-3)
 			})
@@ -190,7 +191,7 @@ func TestGradientsEqualFiniteDifferences(t *testing.T) {
 func TestFloat64GradientsEqualFiniteDifferences(t *testing.T) {
 	for _, o := range operators {
 		t.Run(o.name, func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
+			deep.Check(t, func(t *rapid.T) {
 				f, in := drawOperands(t, o.draw, tensor.Float64)
 				checkGradients[float64](t, f, in, 1.0/(1<<17), 1e-7)
 			})

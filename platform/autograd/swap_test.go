@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/host"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -160,7 +161,7 @@ func gradients(t testing.TB, shape []int64, wrap func(Func) Func, keep func(*Gra
 
 // Swapping, recomputation and both together do not change a bit of the gradients.
 func TestSwappingAndCheckpointsKeepGradients(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
+	deep.Check(t, func(r *rapid.T) {
 		shape := []int64{rapid.Int64Range(1, 2).Draw(r, "batch"), rapid.Int64Range(1, 40).Draw(r, "time"), 32}
 		plain := func(f Func) Func { return f }
 		want := gradients(t, shape, plain, func(g *Graph) *Graph { return g })

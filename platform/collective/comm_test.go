@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/collective"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -80,7 +81,7 @@ func onRanks(t testing.TB, n int, o *collective.Options, fn func(c *collective.C
 
 // property checks a property of groups, each in a bubble.
 func property(t *testing.T, draw func(rt *rapid.T) (n int, o *collective.Options, fn func(c *collective.Comm) error)) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		n, o, fn := draw(rt)
 		var err error
 		synctest.Test(t, func(t *testing.T) { err = try(t, n, o, fn) })

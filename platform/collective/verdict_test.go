@@ -7,13 +7,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // property: verdicts come to the same in whatever order they are merged, also
 // if sets of ranks overlap.
 func TestVerdictsMergeInAnyOrder(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(rt, "ranks")
 		single := make([]verdict, n)
 		for r := range single {

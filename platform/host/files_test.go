@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -51,7 +52,7 @@ func TestReadSliceMatchesTensor(t *testing.T) {
 	b := save(t, map[string]*tensor.Tensor{"x": x, "before": counted(t, 5)})
 	f, err := host.New(nil).OpenTensors(bytes.NewReader(b), int64(len(b)))
 	must.Do(t, err)
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var box tensor.Box
 		for _, n := range x.Shape() {
 			o := rapid.Int64Range(0, n).Draw(t, "offset")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/host"
@@ -250,7 +251,7 @@ func near(a, b float64) bool {
 // However parameters are spread over ranks, their norm and the clipped gradients are those
 // of one rank that has them all.
 func TestClipGradNormEqualsUnsharded(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		c := drawGrads(rt)
 		p := rapid.SampledFrom([]float64{1, 2, 3.5, 0, math.Inf(1), math.Inf(-1)}).Draw(rt, "p")
 		maxNorm := rapid.SampledFrom([]float64{0, 0.5, 3, 1000}).Draw(rt, "maximum")
@@ -290,7 +291,7 @@ func TestClipGradNormEqualsUnsharded(t *testing.T) {
 
 // The gradient of a replicated parameter becomes the sum over its replicas.
 func TestReduceGradsSumsReplicas(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		c := drawGrads(rt)
 		without := rapid.IntRange(0, c.ranks-1).Draw(rt, "rank without gradients")
 		errs := onRanks(t.Context(), c.ranks, func(ctx context.Context, pf platform.Platform) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
 	"github.com/cairn-ckpt/cairn/group/tcp/tcptest"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
@@ -81,7 +82,7 @@ func TestGatherInMeshOrder(t *testing.T) {
 			}
 		}
 	}
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		mesh := drawMesh(rt, rapid.IntRange(1, 8).Draw(rt, "ranks"))
 		errs := onRanks(t.Context(), mesh.Size(), func(ctx context.Context, pf platform.Platform) error { return check(ctx, pf, mesh) })
 		if err := errors.Join(errs...); err != nil {
@@ -92,7 +93,7 @@ func TestGatherInMeshOrder(t *testing.T) {
 
 // The number of a rank in the collectives of a line is its index in the mesh.
 func TestLinesAreNumberedInMeshOrder(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		mesh := drawMesh(rt, rapid.IntRange(1, 8).Draw(rt, "ranks"))
 		errs := onRanks(t.Context(), mesh.Size(), func(ctx context.Context, pf platform.Platform) error {
 			comms := must.Value(Connect(ctx, pf, mesh))

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/platform/autograd"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -118,7 +119,7 @@ func TestSetLayoutRefusesWhatDoesNotFit(t *testing.T) {
 
 // The shares of all ranks have every element of the whole tensor in its place.
 func TestSharesMakeTheWhole(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		shape := rapid.SliceOfN(rapid.Int64Range(0, 5), 1, 3).Draw(rt, "shape")
 		layout, ranks := drawLayout(rt, len(shape))
 		whole := counted(rt, shape...)

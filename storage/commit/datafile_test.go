@@ -16,6 +16,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -95,7 +96,7 @@ func (k *keeper) Finish(size int64, crc uint32) ([]byte, storage.Coded) {
 // own pass in order, and each byte is seen once. Memory is used until it is released, and
 // released once.
 func TestDataFileConsistsOfItsParts(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var want []byte
 		var streams, copies int
 		var closed int

@@ -12,13 +12,14 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
 // Readers and writers with caches of any size give the same bytes as those without, whatever
 // versions and ranges are read, at the same time or one after the other.
 func TestCacheChangesNoBytes(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		seed := rapid.Uint64().Draw(rt, "seed")
 		r := rand.New(rand.NewPCG(seed, 1))
 		width := rapid.SampledFrom([]int{1, 2, 4, 8}).Draw(rt, "width")

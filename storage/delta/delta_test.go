@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -102,7 +103,7 @@ func change(data []byte, width int, share float64, r *rand.Rand) {
 // A file is read as it was written, at any place, after each of several saves with changes
 // of several kinds.
 func TestReadsWhatWasWritten(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		seed := rapid.Uint64().Draw(rt, "seed")
 		r := rand.New(rand.NewPCG(seed, 1))
 		width := rapid.SampledFrom([]int{1, 2, 4, 8}).Draw(rt, "width")

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -103,7 +104,7 @@ func TestKillAtEveryStepOfASave(t *testing.T) {
 
 func TestOneOfTwoSavesWins(t *testing.T) {
 	for _, name := range []string{"native", "torchdcp", "hyper", "hf, several ranks", "hf, one file", "hf, an index", "torch"} {
-		t.Run(name, func(t *testing.T) { storagetest.RunOneWins(t, crashes[name], 200) })
+		t.Run(name, func(t *testing.T) { storagetest.RunOneWins(t, crashes[name], deep.Rounds(20, 400)) })
 	}
 }
 

@@ -1,20 +1,19 @@
 package formats_test
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -54,15 +53,11 @@ func unsummed(f storagetest.Damage) (pattern string, ok bool) {
 	return "", false
 }
 
-// someDamage is the number of damages of a fixture, unless DAMAGE is set to another number.
-const someDamage = 40
-
 // One flipped bit in any record of a checkpoint of another program, or a file that is missing or
 // cut in half, is an error, or does not change the loaded state. Files without checksums are
-// listed by name. DAMAGE=100000 flips a bit in every record of every fixture.
+// listed by name. If tests are deep, a bit is flipped in every record of every fixture.
 func TestDamageIsNoticed(t *testing.T) {
-	most, err := strconv.Atoi(cmp.Or(os.Getenv("DAMAGE"), strconv.Itoa(someDamage)))
-	must.Do(t, err)
+	most := deep.Rounds(20, 100_000)
 	var mu sync.Mutex
 	seen := map[string]bool{} // patterns of withoutChecksums
 	t.Run("all", func(t *testing.T) {
@@ -84,7 +79,7 @@ func TestDamageIsNoticed(t *testing.T) {
 			})
 		}
 	})
-	if !t.Failed() && os.Getenv("DAMAGE") != "" {
+	if !t.Failed() && deep.On() {
 		for p, why := range withoutChecksums {
 			if !seen[p] {
 				t.Errorf("%s, %s: every flipped bit was noticed, so it has no place in the list", p, why)
@@ -98,7 +93,7 @@ func TestDamageIsNoticed(t *testing.T) {
 func foreignFixtures(t *testing.T) map[string]string {
 	out := map[string]string{"quantised": "../hf/testdata/quantised"}
 	for _, f := range storagetest.Fixtures(t, "*/*") {
-		if older := strings.HasPrefix(f.Name, "torch-2.6/") || strings.HasPrefix(f.Name, "torch-2.11/"); !older || os.Getenv("DAMAGE") != "" {
+		if older := strings.HasPrefix(f.Name, "torch-2.6/") || strings.HasPrefix(f.Name, "torch-2.11/"); !older || deep.On() {
 			out[f.Name] = f.Dir // the older releases write the same files as 2.14
 		}
 	}

@@ -3,6 +3,7 @@ package formats_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
@@ -107,7 +109,7 @@ func TestKillAtEveryStepOfARemoval(t *testing.T) {
 					t.Fatalf("killed before step %d", n)
 				}
 			}
-			if whole < 3 || gone < 2 {
+			if deep.On() && (whole < 3 || gone < 2) {
 				t.Errorf("the checkpoint was whole %d times and gone %d times: the test saw too little", whole, gone)
 			}
 		})
@@ -116,7 +118,7 @@ func TestKillAtEveryStepOfARemoval(t *testing.T) {
 
 // killSteps returns the numbers of the steps of a removal of the checkpoint in dir at which
 // it is killed: those that change something and the first one. Of many files that go one
-// after the other, it returns some.
+// after the other, it returns some. If tests do little, it returns five, others in each run.
 func killSteps(t *testing.T, dir string) []int {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "c")
@@ -136,7 +138,12 @@ func killSteps(t *testing.T, dir string) []int {
 	if len(files) > 6 {
 		files = slices.Concat(files[:3], files[len(files)-3:])
 	}
-	return append(out, files...)
+	out = append(out, files...)
+	if !deep.On() {
+		rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+		out = out[:min(5, len(out))]
+	}
+	return out
 }
 
 // copyFolder copies a folder with the times of its files, which are a part of their versions.

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
@@ -55,7 +56,7 @@ func TestDequantisedSlices(t *testing.T) {
 		return storage.NewReader(Format{Dequantize: true}.Open, s, storage.ReadOptions{BufferBytes: 1})
 	}}
 	all := loadAll(t, s, Format{Dequantize: true})
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		name := rapid.SampledFrom([]string{"a.weight", "m.x_blocks"}).Draw(rt, "name")
 		x := all[name].(*tensor.Tensor)
 		box := tensor.Box{}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
@@ -132,7 +133,7 @@ func TestParamLayout(t *testing.T) {
 }
 
 func TestLayoutRoundTripProperty(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		dims := rapid.IntRange(0, 3).Draw(t, "dims")
 		p := hyper.Param{DType: rapid.SampledFrom(tensor.DTypes()).Draw(t, "dtype"), Shape: []int64{}}
 		for range dims {

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -59,7 +60,7 @@ func TestFaultAtEveryStepOfALoad(t *testing.T) {
 	inner := new(mem.Store)
 	saveOdd(t, inner, "odd", &options{WriteOptions: storage.WriteOptions{FilesPerRank: 2}})
 	for _, parallel := range []int{1, 4} {
-		for n := int64(1); ; n++ {
+		for n := range deep.Steps[int64]() {
 			s := fault.New(inner, fault.Rule{Nth: n, Do: fault.Fail(syscall.EIO)})
 			err := loadOdd(t, at(s, nil, storage.ReadOptions{Parallel: parallel}))
 			if int64(len(s.Ops())) < n {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -62,7 +63,7 @@ func naiveSums(g grid, data []byte) []uint32 {
 }
 
 func TestTilesPartitionTheBytes(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		m := smallMeasures(t)
 		d, sizes := smallChunk(t)
 		elem := int64(d.Size())
@@ -87,7 +88,7 @@ func TestTilesPartitionTheBytes(t *testing.T) {
 }
 
 func TestSumsDoNotDependOnTheSplit(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		d, sizes := smallChunk(t)
 		g := smallMeasures(t).grid(sizes, int64(d.Size()))
 		data := chunkBytes(g.total)
@@ -146,7 +147,7 @@ func TestGridOfTheFormat(t *testing.T) {
 
 // For any shape, the checksums are small compared with the bytes.
 func TestTilesAreFew(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, 5000), 1, 3).Draw(t, "sizes")
 		g := gridOf(sizes, rapid.SampledFrom([]int64{1, 2, 4, 8, 16}).Draw(t, "elem"))
 		if limit := 2 + 2*g.total/minTile; g.tiles() > limit {
@@ -242,7 +243,7 @@ func (p piece) innerRun() bool {
 }
 
 func TestCoverHoldsTheBoxAndNoByteTwice(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		set, _ := p.wanted()
 		seen := make([]bool, p.total)
@@ -275,7 +276,7 @@ func TestCoverHoldsTheBoxAndNoByteTwice(t *testing.T) {
 }
 
 func TestSpansStayWithinTheLimit(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		for _, s := range p.spans() {
 			oneStripe := s.row1-s.row0 <= p.height && p.height > 1
@@ -297,7 +298,7 @@ func (s span) contiguousIn(p piece) bool {
 
 // Spans that can be read directly into the memory of the box are read so.
 func TestTilesInsideARunShareNoSpanWithOthers(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		lo, hi, flat := flatRange(p.sizes, p.box, p.elem())
 		if !flat {
@@ -323,7 +324,7 @@ func TestTilesInsideARunShareNoSpanWithOthers(t *testing.T) {
 }
 
 func TestFlatRange(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		if p.box.Empty() {
 			return
@@ -339,7 +340,7 @@ func TestFlatRange(t *testing.T) {
 }
 
 func TestSpanSumsFindEveryFlippedBit(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		chunk := naiveSums(p.grid, p.data)
 		for _, s := range p.spans() {
@@ -407,7 +408,7 @@ func drawTarget(t *rapid.T, d tensor.DType, shape []int64) *tensor.Tensor {
 }
 
 func TestFillReproducesTheBox(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		p := drawPiece(t)
 		to := p.dtype
 		if rapid.Bool().Draw(t, "cast") {

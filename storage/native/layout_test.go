@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -133,7 +134,7 @@ func item(fqn string, size int64) *plan.WriteItem {
 }
 
 func TestSpreadAssignsEachItemOnce(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 5).Draw(t, "files")
 		sizes := rapid.SliceOfN(rapid.Int64Range(0, 100), 0, 40).Draw(t, "sizes")
 		items := make([]*plan.WriteItem, len(sizes))
@@ -203,7 +204,7 @@ func TestSpreadAddsFilesForManyItems(t *testing.T) {
 }
 
 func TestHeaderCostIsAnUpperBound(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		text := rapid.StringOfN(rapid.RuneFrom([]rune("a\"\\\x01<>&☃\u2028\u00e9\U0001F600\x7f")), 1, 20, -1)
 		in := &plan.Info{FQN: text.Draw(t, "fqn"), Codec: text.Draw(t, "codec")}
 		for range rapid.IntRange(0, 3).Draw(t, "steps") {

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -38,7 +39,7 @@ func TestNames(t *testing.T) {
 }
 
 func TestDataFileNamesRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		id := rapid.StringMatching(`[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?`).Draw(t, "id")
 		rank, n := rapid.IntRange(0, 1<<40).Draw(t, "rank"), rapid.IntRange(0, 1<<20).Draw(t, "n")
 		name := DataFileName(id, rank, n)

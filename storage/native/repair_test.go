@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -240,7 +241,7 @@ func TestRepairWithoutDataFiles(t *testing.T) {
 
 // If the store fails, Repair does not fall back on an older save.
 func TestRepairDoesNotFallBackOnFaults(t *testing.T) {
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		inner := new(mem.Store)
 		mustSave(t, inner, "a1", 1)
 		older := contents(t, inner)[DataFileName("a1", 0, 0)]
@@ -273,7 +274,7 @@ func TestCrashAtEveryStepOfRepair(t *testing.T) {
 		"without both":    func(s blob.Store) { remove(t, s, recordName, "a1"+indexSuffix) },
 	} {
 		for _, rule := range []func(int64) fault.Rule{fault.CrashAt, fault.CrashLateAt} {
-			for n := int64(1); ; n++ {
+			for n := range deep.Steps[int64]() {
 				inner := new(mem.Store)
 				mustSave(t, inner, "a1", 1)
 				want := contents(t, inner)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/safetensors"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -20,7 +21,7 @@ import (
 )
 
 func TestPathsOfDescriptionsRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var want meta.Path
 		for range rapid.IntRange(1, 5).Draw(t, "steps") {
 			switch rapid.IntRange(0, 2).Draw(t, "kind") {
@@ -153,7 +154,7 @@ func FuzzRepair(f *testing.F) {
 // The description of items has the bytes that encoding/json writes.
 func TestDescriptionsEqualEncodingJSON(t *testing.T) {
 	text := rapid.StringOfN(rapid.RuneFrom([]rune("ab\"\\\x01<>&\u2603\u2028\ufffd\x7f")), 1, 6, -1)
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		var items []*plan.WriteItem
 		for i := range rapid.IntRange(0, 6).Draw(t, "items") {
 			in := &plan.Info{FQN: text.Draw(t, "fqn"), Shape: rapid.SampledFrom([][]int64{nil, {}, {6}, {4, 2}}).Draw(t, "shape")}

@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -179,7 +180,7 @@ func TestFetchGivesEachRequestItsBytes(t *testing.T) {
 	store := new(mem.Store)
 	putContent(t, store, "a", size)
 	putContent(t, store, "b", size)
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(0, 20).Draw(rt, "requests")
 		requests, sinks := make([]Request, n), make([]*takes, n)
 		for i := range requests {

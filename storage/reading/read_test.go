@@ -7,6 +7,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -85,7 +86,7 @@ func TestReadBoxesOfStridedRegions(t *testing.T) {
 	data := noise(2 << 20) // as large as any region that is drawn
 	store := new(mem.Store)
 	put(t, store, "data", data)
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		d := rapid.SampledFrom([]tensor.DType{tensor.Uint8, tensor.Int16, tensor.Float32, tensor.Complex128}).Draw(rt, "dtype")
 		shape, strides, span := drawRegion(rt)
 		offset := rapid.Int64Range(0, 40).Draw(rt, "offset")

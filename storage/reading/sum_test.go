@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -36,7 +37,7 @@ func drawPieces(t *rapid.T, offset int64, n int) []piece {
 // In any order of reads, the read that completes a damaged record returns an error, and no
 // earlier read does.
 func TestSumsOfPiecesInAnyOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		data := rapid.SliceOfN(rapid.Byte(), 30, 200).Draw(t, "file")
 		begin := rapid.IntRange(0, 10).Draw(t, "record")
 		end := rapid.IntRange(begin+1, len(data)).Draw(t, "end of the record")

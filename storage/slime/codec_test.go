@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -44,7 +45,7 @@ func changes(count uint32, positions []uint32, values string) []byte {
 
 // apply undoes encode, and the frame declares its size, which slime needs.
 func TestCodecRoundTrip(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		n := rapid.SampledFrom([]int{0, 1, 7, 8, 9, 255, 256, 1000, stepBytes - 1, stepBytes, stepBytes + 9, 300_000}).Draw(t, "bytes")
 		seed := rapid.Byte().Draw(t, "seed")
 		old := make([]byte, n)

@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -182,7 +183,7 @@ func sumOf(kind string, p []byte) string {
 // Chains of random changes in all encodings, by one rank or two, come back, also through a
 // decoder that shares no code with this package.
 func TestChains(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
+	deep.Check(t, func(r *rapid.T) {
 		state := small(t, rapid.Byte().Draw(r, "seed"))
 		p := newPlace(t, state)
 		flat := map[string][]byte{}
@@ -325,7 +326,7 @@ func TestWriterReplacesNothing(t *testing.T) {
 func TestWriterCrashes(t *testing.T) {
 	p := newPlace(t, small(t, 1))
 	p.publish(t, 1, p.format(), small(t, 2))
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		must.Do(t, os.RemoveAll(p.version(2)))
 		s := store(t, p.version(2))
 		f := fault.New(s, fault.CrashAt(n))

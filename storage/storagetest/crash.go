@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -124,7 +125,7 @@ func RunFaults(t *testing.T, to, from *Crash) {
 
 // faultEach lets one operation after the other go wrong.
 func faultEach(t *testing.T, to, from *Crash, rule func(n int64) fault.Rule, open func() blob.Store) {
-	for n := int64(1); ; n++ {
+	for n := range deep.Steps[int64]() {
 		f := faultOnce(t, to, from, open(), rule(n))
 		if t.Failed() {
 			t.Fatalf("operation %d:\n%v", n, f.Ops())
@@ -227,9 +228,13 @@ func RunKills(t *testing.T, saves map[string]*Crash, to, from string) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems cannot tell whether the process of a save is dead")
 	}
-	for n, killed := 1, true; killed && !t.Failed(); n++ {
-		if killed = killOnce(t, saves[from], saves[to], to, n); t.Failed() {
-			t.Logf("killed before step %d", n)
+	for n := range deep.Steps[int]() {
+		killed := killOnce(t, saves[from], saves[to], to, n)
+		if t.Failed() {
+			t.Fatalf("killed before step %d", n)
+		}
+		if !killed {
+			return
 		}
 	}
 }
@@ -278,7 +283,7 @@ func RunRaces(t *testing.T, c *Crash) {
 	for saver := range 3 {
 		s := openDir(t, dir)
 		wg.Go(func() {
-			for i := range 10 {
+			for i := range deep.Rounds(3, 20) {
 				err := c.save(t.Context(), t, s, fmt.Sprintf("s%d-%d", saver, i), byte(saver+1))
 				switch {
 				case err == nil:

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
@@ -50,7 +51,7 @@ func TestPickProperty(t *testing.T) {
 	for i := range data {
 		data[i] = byte(i*7 + i>>3)
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	deep.Check(t, func(t *rapid.T) {
 		x := drawTensor(t, int64(len(data)))
 		whole := must.Get(tensor.FromStrided(x.DType, x.Shape, x.Strides, 0, data[x.Offset:x.Offset+(int64(len(data))-x.Offset)/2*2]))(t)
 		var box tensor.Box

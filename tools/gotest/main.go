@@ -2,13 +2,16 @@
 // packages and tests, and the tests that were skipped, which "go test" does not show. It exits
 // with the code of "go test".
 // With -all it also fails if a test was skipped, or if no test was run.
+// With -into it adds the lists to a file; -from prints the lists of all runs in such a file as one.
 //
-//	go run ./tools/gotest [-all] [-- ARGUMENT OF GO TEST ...]
+//	go run ./tools/gotest [-all] [-into FILE] [-- ARGUMENT OF GO TEST ...]
+//	go run ./tools/gotest -from FILE
 //
 // The variable GO in the environment names the go command.
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -24,13 +27,27 @@ import (
 
 func main() {
 	all := flag.Bool("all", false, "fail if a test was skipped, or if no test was run")
+	into := flag.String("into", "", "add the lists to a file instead of printing them")
+	from := flag.String("from", "", "print the lists in a file, and run no tests")
 	flag.Parse()
-	r := newReport(os.Stdout)
-	code := r.test(flag.Args())
-	r.printSlowest()
-	r.printSkipped()
+	r, code, err := newReport(os.Stdout), 0, error(nil)
+	if *from != "" {
+		err = r.load(*from)
+	} else {
+		code = r.test(flag.Args())
+	}
+	if *into != "" {
+		err = r.save(*into)
+	} else {
+		r.printSlowest()
+		r.printSkipped()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+		code = max(code, 1)
+	}
 	if *all && code == 0 && !r.complete() {
-		fmt.Fprintf(os.Stderr, "gotest: %d tests passed and %d were skipped; here all of them must run\n", r.passed, len(r.skipped))
+		fmt.Fprintf(os.Stderr, "gotest: %d tests passed and %d were skipped; here all of them must run\n", r.passed, len(r.Skipped))
 		code = 1
 	}
 	os.Exit(code)
@@ -70,19 +87,55 @@ type report struct {
 	out io.Writer
 	// outputs has what a package has printed.
 	outputs map[string][]event
-	skipped []skip
 	passed  int
-	// packages and tests have the results, with their times. Parts of tests are left out.
-	packages, tests []event
+	lists
+}
+
+// lists are what a report prints at its end, or keeps in a file until all runs are over.
+type lists struct {
+	Skipped []skip
+	// Packages and Tests have the results, with their times. Parts of tests are left out.
+	Packages, Tests []event
 }
 
 // skip is a test that was skipped.
-type skip struct{ pkg, test, reason string }
+type skip struct{ Package, Test, Reason string }
+
+// save adds the lists to a file, as one line.
+func (r *report) save(name string) error {
+	line, err := json.Marshal(r.lists)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+// load adds the lists in a file to the ones of the report.
+func (r *report) load(name string) error {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	for line := range bytes.Lines(b) {
+		var l lists
+		if err := json.Unmarshal(line, &l); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		r.Skipped = append(r.Skipped, l.Skipped...)
+		r.Packages, r.Tests = append(r.Packages, l.Packages...), append(r.Tests, l.Tests...)
+	}
+	return nil
+}
 
 func newReport(out io.Writer) *report { return &report{out: out, outputs: map[string][]event{}} }
 
 // complete reports whether tests were run, and all of them ran to the end.
-func (r *report) complete() bool { return r.passed > 0 && len(r.skipped) == 0 }
+func (r *report) complete() bool { return r.passed > 0 && len(r.Skipped) == 0 }
 
 // read reads the events of one run of go test. What is not an event is printed.
 func (r *report) read(events io.Reader) error {
@@ -108,12 +161,12 @@ func (r *report) receive(e event) {
 		r.outputs[e.Package] = append(r.outputs[e.Package], e)
 	case "pass", "skip", "fail":
 		if e.Test == "" {
-			r.packages = append(r.packages, e)
+			r.Packages = append(r.Packages, e)
 			r.printPackage(e)
 			return
 		}
 		if !strings.Contains(e.Test, "/") {
-			r.tests = append(r.tests, e)
+			r.Tests = append(r.Tests, e)
 		}
 		if e.Action == "fail" {
 			return
@@ -128,7 +181,7 @@ func (r *report) receive(e event) {
 		if e.Action == "pass" {
 			r.passed++
 		} else {
-			r.skipped = append(r.skipped, skip{e.Package, e.Test, reason(text)})
+			r.Skipped = append(r.Skipped, skip{e.Package, e.Test, reason(text)})
 		}
 	}
 }
@@ -199,7 +252,7 @@ func (r *report) printSlowest() {
 	for _, kind := range []struct {
 		title   string
 		results []event
-	}{{"Slowest packages:", r.packages}, {"Slowest tests:", r.tests}} {
+	}{{"Slowest packages:", r.Packages}, {"Slowest tests:", r.Tests}} {
 		all := slices.SortedStableFunc(slices.Values(kind.results), func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 		for i, e := range all[:min(slow, len(all))] {
 			if e.Elapsed < slowSeconds {
@@ -215,25 +268,25 @@ func (r *report) printSlowest() {
 
 // printSkipped lists the skipped tests, with a line for each package and reason.
 func (r *report) printSkipped() {
-	if len(r.skipped) == 0 {
+	if len(r.Skipped) == 0 {
 		fmt.Fprintln(r.out, "No test was skipped.")
 		return
 	}
 	var order []skip // without tests
 	tests := map[skip][]string{}
-	for _, s := range r.skipped {
-		key := skip{pkg: s.pkg, reason: s.reason}
+	for _, s := range r.Skipped {
+		key := skip{Package: s.Package, Reason: s.Reason}
 		if tests[key] == nil {
 			order = append(order, key)
 		}
-		tests[key] = append(tests[key], s.test)
+		tests[key] = append(tests[key], s.Test)
 	}
-	fmt.Fprintf(r.out, "Skipped tests: %d\n", len(r.skipped))
+	fmt.Fprintf(r.out, "Skipped tests: %d\n", len(r.Skipped))
 	for _, key := range order {
 		names := tests[key]
 		if n := len(names) - 3; n > 0 {
 			names = append(names[:3:3], fmt.Sprintf("and %d more", n))
 		}
-		fmt.Fprintf(r.out, "  %s: %s (%s)\n", key.pkg, key.reason, strings.Join(names, ", "))
+		fmt.Fprintf(r.out, "  %s: %s (%s)\n", key.Package, key.Reason, strings.Join(names, ", "))
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,6 +89,35 @@ func TestSlowest(t *testing.T) {
 	}
 	if out.String() != want {
 		t.Errorf("the report is\n%s\nwant\n%s", &out, want)
+	}
+}
+
+// The lists of several runs are printed as one.
+func TestListsOfRuns(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "results")
+	for _, events := range []string{
+		`{"Action":"pass","Package":"m/a","Test":"TestA","Elapsed":3}` + "\n" + `{"Action":"pass","Package":"m/a","Elapsed":4}` + "\n",
+		`{"Action":"skip","Package":"m/b","Test":"TestB"}` + "\n" + `{"Action":"fail","Package":"m/b","Elapsed":5}` + "\n",
+	} {
+		r := newReport(io.Discard)
+		must.Do(t, r.read(strings.NewReader(events)))
+		must.Do(t, r.save(file))
+	}
+	var out bytes.Buffer
+	r := newReport(&out)
+	must.Do(t, r.load(file))
+	r.printSlowest()
+	r.printSkipped()
+	const want = `Slowest packages:
+      5.0 s  m/b
+      4.0 s  m/a
+Slowest tests:
+      3.0 s  m/a.TestA
+Skipped tests: 1
+  m/b: no reason given (TestB)
+`
+	if out.String() != want {
+		t.Errorf("the lists are\n%s\nwant\n%s", &out, want)
 	}
 }
 

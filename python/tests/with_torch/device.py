@@ -41,7 +41,7 @@ warnings.simplefilter("ignore")
 
 
 def slow(test):
-    """Marks a test that takes long on a CPU: "make test" leaves it out, "make interop" and "make gpu" do not."""
+    """Marks a test that takes long on a CPU: "make test" runs it with DEEP=1, "make interop" and "make gpu" always."""
     test.slow = True
     return test
 

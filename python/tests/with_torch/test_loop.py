@@ -5,11 +5,10 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import unittest
 
 import cairn
-from device import ENV, Case
+from device import Case, start
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = next(p for p in (HERE.parent / "examples" / "loop.py", HERE.parents[1] / "examples" / "loop.py")
@@ -19,8 +18,7 @@ PROGRAM = next(p for p in (HERE.parent / "examples" / "loop.py", HERE.parents[1]
 class Loop(Case):
     def train(self, run, steps, kill=-1):
         """Runs the program, and kills it when it has printed the loss of a step. Returns the losses by step."""
-        command = [sys.executable, str(PROGRAM), self.path(run), str(steps)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV)
+        process = start(PROGRAM.read_text(), self.path(run), str(steps), stdout=subprocess.PIPE, text=True)
         losses = {}
         with process:
             for line in process.stdout:

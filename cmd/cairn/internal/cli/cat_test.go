@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
@@ -37,7 +38,7 @@ func TestEdges(t *testing.T) {
 }
 
 func TestEdgesProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
+	deep.Check(t, func(rt *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.Int64Range(1, 1<<20), 0, 8).Draw(rt, "sizes")
 		limit := rapid.Int64Range(1, 5000).Draw(rt, "limit")
 		total := int64(1)
