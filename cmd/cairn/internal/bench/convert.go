@@ -119,7 +119,7 @@ func (b *convertBench) measureJob(ctx context.Context, r *ConvertResult) error {
 	r.Processes = b.o.Processes
 	line := append(b.o.Program, "convert", b.source, b.target, "--quiet", "--to", b.o.To,
 		"--max-shard-size", fmt.Sprint(max(1<<20, r.Bytes/int64(4*r.Processes))))
-	job := append([]string{"run", "-n", fmt.Sprint(r.Processes), "--"}, append(line, "--job")...)
+	job := append([]string{"launch", "-n", fmt.Sprint(r.Processes), "--"}, append(line, "--job")...)
 	fresh := func(ctx context.Context) error {
 		if err := os.RemoveAll(b.target); err != nil {
 			return err

@@ -32,7 +32,7 @@ var jsonLines = []string{
 
 // jsonTypes are the answers of commands that start other programs, or need a service.
 var jsonTypes = map[string]any{
-	"cairn bench blob": bench.BlobResult{}, "cairn bench convert": bench.ConvertResult{}, "cairn bench tiny": bench.TinyResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn run": launch.Report{}, "cairn web": webResult{},
+	"cairn bench blob": bench.BlobResult{}, "cairn bench convert": bench.ConvertResult{}, "cairn bench tiny": bench.TinyResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn launch": launch.Report{}, "cairn web": webResult{},
 }
 
 // notJSON are the commands whose output is a text for another program.

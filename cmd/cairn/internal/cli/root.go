@@ -110,7 +110,7 @@ func newRootCmd() *cobra.Command {
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
 	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
 		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRewindCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newWebCmd(), newPlotCmd(), newBenchCmd(),
-		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
+		newLaunchCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())
 	root.InitDefaultHelpCmd()

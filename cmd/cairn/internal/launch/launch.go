@@ -185,7 +185,7 @@ type place struct {
 // configuration leaves it open.
 func newPlace(c *Config) (place, error) {
 	if c.Unix {
-		dir, err := os.MkdirTemp("", "cairn-run-") // for this user only
+		dir, err := os.MkdirTemp("", "cairn-launch-") // for this user only
 		if err != nil {
 			return place{}, err
 		}
