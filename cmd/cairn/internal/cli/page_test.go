@@ -52,24 +52,18 @@ func page(root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString(pageHead)
 	fmt.Fprintf(&b, "\n## Flags of every command\n\n%s", flagTable(root.PersistentFlags()))
-	b.WriteString("\n## Commands\n")
-	var last, topics []*cobra.Command
-	for _, c := range root.Commands() {
-		switch {
-		case c.Hidden:
-		case c.IsAdditionalHelpTopicCommand():
-			topics = append(topics, c)
-		case c.Name() == "completion" || c.Name() == "help" || c.Name() == "man":
-			last = append(last, c) // of interest to few
-		default:
-			writeCommand(&b, c)
+	for _, g := range root.Groups() {
+		fmt.Fprintf(&b, "\n## %s\n", g.Title)
+		for _, c := range root.Commands() {
+			if c.GroupID == g.ID && !c.Hidden {
+				writeCommand(&b, c)
+			}
 		}
 	}
-	for _, c := range last {
-		writeCommand(&b, c)
-	}
-	for _, c := range topics {
-		fmt.Fprintf(&b, "\n## %s\n\n%s", c.Short, markdown(c.Long))
+	for _, c := range root.Commands() {
+		if c.IsAdditionalHelpTopicCommand() {
+			fmt.Fprintf(&b, "\n## %s\n\n%s", c.Short, markdown(c.Long))
+		}
 	}
 	return b.String()
 }
