@@ -163,12 +163,12 @@ func TestJSONIsExplained(t *testing.T) {
 	root := newRootCmd()
 	for name, vs := range map[string][]any{
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}, runVerdict{}},
-		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
-		"repair": {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
-		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
+		"convert": {conversionResult{}, conversionPlan{}},
+		"repair":  {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
+		"exit-codes": {failure{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"launch": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctor.Report{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}},
-		"web": {webResult{}}, "bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
+		"web": {webResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))
 		if err != nil {
