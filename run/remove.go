@@ -135,7 +135,7 @@ func (p *pruning) refusal(c *Checkpoint, names []string, force bool) error {
 func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
 	store, err := p.run.Local.StoreOf(x.Name)
 	if err == nil {
-		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.check(ctx, p.run.Local, x) }})
+		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkAgain(ctx, p.run.Local, x) }})
 	}
 	switch {
 	case err == nil, isGone(ctx, p.run.Local, x.Name, err):

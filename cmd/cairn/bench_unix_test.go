@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -13,11 +14,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
@@ -169,7 +169,7 @@ func saveTensors() {
 	}
 }
 
-// copyFiles copies the files of a folder, one for each processor at a time, and syncs them.
+// copyFiles copies the files of a folder at the same time, and syncs them.
 func copyFiles(to, from string) error {
 	files, err := os.ReadDir(from)
 	if err == nil {
@@ -178,12 +178,14 @@ func copyFiles(to, from string) error {
 	if err != nil {
 		return err
 	}
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	for _, f := range files {
-		g.Go(func() error { return copyFile(filepath.Join(to, f.Name()), filepath.Join(from, f.Name())) })
+
+	var all sync.WaitGroup
+	errs := make([]error, len(files))
+	for i, f := range files {
+		all.Go(func() { errs[i] = copyFile(filepath.Join(to, f.Name()), filepath.Join(from, f.Name())) })
 	}
-	return g.Wait()
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 func copyFile(to, from string) error {

@@ -174,7 +174,7 @@ func join(ctx context.Context) (group.Group, error) {
 // job is a rank that trains.
 type job struct {
 	config
-	at     *place
+	at     *position
 	world  group.Group
 	text   corpus
 	model  *model

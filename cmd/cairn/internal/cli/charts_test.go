@@ -24,7 +24,7 @@ func TestChartsWithTwoDrawings(t *testing.T) {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[2], -1) {
 			must.Get(os.Stat(filepath.Join(root, "inspect", "plot", name[1])))(t)
 		}
-		must.Get(os.Stat(filepath.Join(root, "web", "src", row[3])))(t)
+		must.Get(os.Stat(filepath.Join(root, filepath.FromSlash(row[3]))))(t)
 	}
 	slices.Sort(listed)
 	if d := cmp.Diff(listed, slices.Sorted(slices.Values(web.Pictures()))); d != "" {
