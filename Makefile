@@ -209,18 +209,14 @@ gpu: ## test the Python package on the GPU of this machine, if it has one (PYTHO
 	GO=$(GO) PYTHON='$(PYTHON)' python/tests/gpu $(ARGS)
 
 bench: build ## print the measures of docs/benchmarks.md (BENCHSIZE=4GiB)
-	$(BIN)/cairn bench plan --ranks 1024 --tensors 1000
-	$(BIN)/cairn bench open --chunks 1000000
-	$(BIN)/cairn bench reshard
-	$(BIN)/cairn bench open --chunks 1000000 --format torchdcp
 	$(BIN)/cairn bench io --size $(BENCHSIZE) --ranks 1
 	$(BIN)/cairn bench async --size $(BENCHSIZE)
 	$(BIN)/cairn bench async --size $(BENCHSIZE) --process
-	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from torchdcp --to hf
-	$(BIN)/cairn bench convert --size $(BENCHSIZE) --from native --to torchdcp
-	$(BIN)/cairn bench tiny
-	$(BIN)/cairn bench plan --ranks 8192
-	$(GO) test -run '^$$' -bench . ./group/tcp ./group/tree ./platform ./platform/collective
+	$(GO) test -run '^TestLoadReadsWhatItNeeds$$' -v .
+	$(GO) test -run '^$$' -bench Global ./plan
+	$(GO) test -run '^$$' -bench Index ./storage/native
+	$(GO) test -run '^$$' -bench . ./storage/dcpfiles ./group/tcp ./group/tree ./platform ./platform/collective
+	$(GO) test -run '^$$' -bench . ./cmd/cairn
 
 gobench: ## run the Go benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -12,31 +12,31 @@ import (
 )
 
 // ours are the saves and loads of this process. Its later saves may replace them.
-var ours places
+var ours ownSaves
 
-// places has the ids of saves, by the place where they are or may be. The zero value is ready to use.
-type places struct {
+// ownSaves has the ids of saves, by the address where they are or may be. The zero value is ready to use.
+type ownSaves struct {
 	mu   sync.Mutex
-	list []place // guarded by mu; the last one was used last
+	list []addressSaves // guarded by mu; the last one was used last
 }
 
-// place has the ids of the saves of this process at an address. If one was completed or loaded, it is
+// addressSaves has the ids of the saves of this process at an address. If one was completed or loaded, it is
 // the first, and "" is the second, for a checkpoint of an unknown save. The others are pending or have
 // failed, which their commits may have outlived.
-type place struct {
+type addressSaves struct {
 	address string
 	ids     []string
 }
 
 const (
-	// maxPlaces bounds places.list. A job that saves each step to a folder of its own needs none of them.
+	// maxPlaces bounds ownSaves.list. A job that saves each step to a folder of its own needs none of them.
 	maxPlaces = 1024
-	// maxIDs bounds place.ids. More are of saves that have failed.
+	// maxIDs bounds addressSaves.ids. More are of saves that have failed.
 	maxIDs = 64
 )
 
 // begun notes a save that begins. A later save may replace it, whatever becomes of it.
-func (p *places) begun(address, id string) {
+func (p *ownSaves) begun(address, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.note(address, func(ids []string) []string {
@@ -48,7 +48,7 @@ func (p *places) begun(address, id string) {
 }
 
 // saved notes that a save which has begun is complete.
-func (p *places) saved(address, id string) {
+func (p *ownSaves) saved(address, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.note(address, func(ids []string) []string {
@@ -60,7 +60,7 @@ func (p *places) saved(address, id string) {
 }
 
 // complete notes a checkpoint that was saved or loaded, maybe while other saves are under way.
-func (p *places) complete(address, id string) {
+func (p *ownSaves) complete(address, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.note(address, func(ids []string) []string {
@@ -73,8 +73,8 @@ func (p *places) complete(address, id string) {
 }
 
 // note changes the ids of a place, which becomes the last one used. The caller holds mu.
-func (p *places) note(address string, change func(ids []string) []string) {
-	at := place{address: address}
+func (p *ownSaves) note(address string, change func(ids []string) []string) {
+	at := addressSaves{address: address}
 	if i := p.find(address); i >= 0 {
 		at = p.list[i]
 		p.list = slices.Delete(p.list, i, i+1)
@@ -88,7 +88,7 @@ func (p *places) note(address string, change func(ids []string) []string) {
 }
 
 // at returns the ids of the saves at some addresses. It is never nil.
-func (p *places) at(addresses ...string) []string {
+func (p *ownSaves) at(addresses ...string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := []string{}
@@ -101,8 +101,8 @@ func (p *places) at(addresses ...string) []string {
 }
 
 // find returns the index of an address, or -1. The caller holds mu.
-func (p *places) find(address string) int {
-	return slices.IndexFunc(p.list, func(at place) bool { return at.address == address })
+func (p *ownSaves) find(address string) int {
+	return slices.IndexFunc(p.list, func(at addressSaves) bool { return at.address == address })
 }
 
 // placeOf returns the address of a store in places.

@@ -281,15 +281,15 @@ func (d *division) assign(finished map[string]bool, processes int) []float64 {
 
 // together writes the data of all processes. The coordinator receives the results.
 func (r *run) together(ctx context.Context, write func(context.Context) error) error {
-	_, err := group.Decide(ctx, group.StopEarly(r.group), "write", partCodec, group.Bytes{},
-		func(ctx context.Context) (*part, error) {
+	_, err := group.Decide(ctx, group.StopEarly(r.group), "write", writtenCodec, group.Bytes{},
+		func(ctx context.Context) (*written, error) {
 			if err := write(ctx); err != nil {
 				return nil, err
 			}
 			r.wrote = true
-			return r.part(), nil
+			return r.written(), nil
 		},
-		func(_ context.Context, all []*part) ([]byte, error) {
+		func(_ context.Context, all []*written) ([]byte, error) {
 			r.save.Results = nil
 			for _, p := range all {
 				r.save.Results = append(r.save.Results, p.results)
@@ -301,18 +301,18 @@ func (r *run) together(ctx context.Context, write func(context.Context) error) e
 	return err
 }
 
-// part is the part of one process in a conversion.
-type part struct {
+// written is the result of one process of a conversion.
+type written struct {
 	results *storage.WriteResults // of all ranks of the target
 	kept    int                   // files that an earlier run had finished
 	// compared is the number of elements that were compared with the source by sums.
 	compared int64
 }
 
-// part returns the part of this process. Every process has the values that are in no file;
+// written returns the result of this process. Every process has the values that are in no file;
 // only the coordinator returns them.
-func (r *run) part() *part {
-	p := &part{results: &storage.WriteResults{}}
+func (r *run) written() *written {
+	p := &written{results: &storage.WriteResults{}}
 	for _, res := range r.save.Results {
 		p.results.Files = append(p.results.Files, res.Files...)
 		for _, it := range res.Items {
@@ -331,9 +331,9 @@ func (r *run) part() *part {
 	return p
 }
 
-// partCodec encodes parts.
-var partCodec = group.Func[*part]{
-	EncodeFunc: func(p *part) ([]byte, error) {
+// writtenCodec encodes parts.
+var writtenCodec = group.Func[*written]{
+	EncodeFunc: func(p *written) ([]byte, error) {
 		b, err := storage.ResultCodec{}.Encode(p.results)
 		if err != nil {
 			return nil, err
@@ -343,9 +343,9 @@ var partCodec = group.Func[*part]{
 		w.Uvarint(uint64(p.compared))
 		return append(w.B, b...), nil
 	},
-	DecodeFunc: func(b []byte) (*part, error) {
+	DecodeFunc: func(b []byte) (*written, error) {
 		r := wire.NewReader(b)
-		p := &part{kept: int(r.Uvarint()), compared: int64(r.Uvarint())}
+		p := &written{kept: int(r.Uvarint()), compared: int64(r.Uvarint())}
 		if err := r.Err(); err != nil {
 			return nil, err
 		}

@@ -70,7 +70,7 @@ func newJob(r *rig) *job {
 // the losses by step. It saves only if every is among the arguments.
 func (j *job) golang(ranks, until int, more args) map[int]float64 {
 	j.Helper()
-	words := []string{"run", "--no-prefix", "--timeout", "5m", "-n", fmt.Sprint(ranks), "--", j.program}
+	words := []string{"launch", "--no-prefix", "--timeout", "5m", "-n", fmt.Sprint(ranks), "--", j.program}
 	for name, v := range j.same.with(args{"run": "run", "text": "text", "steps": until, "every": until + 1}).with(more) {
 		words = append(words, fmt.Sprintf("-%s=%v", name, v))
 	}

@@ -315,7 +315,7 @@ func (m *Metadata) Ties() map[string]string {
 	}
 
 	var out map[string]string
-	first := make(map[place]*Entry, len(m.Entries)) // by the place of the first chunk that has bytes
+	first := make(map[chunkAt]*Entry, len(m.Entries)) // by the place of the first chunk that has bytes
 	for i := range m.Entries {
 		e := &m.Entries[i]
 		if e.Tensor == nil {
@@ -343,16 +343,16 @@ func (m *Metadata) Ties() map[string]string {
 	return out
 }
 
-// place is where a file has a chunk.
-type place struct {
+// chunkAt is where a file has a chunk.
+type chunkAt struct {
 	file, key      string
 	offset, length int64
 }
 
 // place returns the place of chunk i of a tensor.
-func (e *Entry) place(i int) place {
+func (e *Entry) place(i int) chunkAt {
 	l := &e.Tensor.Locs[i]
-	p := place{l.File, e.FQN, l.Offset, l.Length}
+	p := chunkAt{l.File, e.FQN, l.Offset, l.Length}
 	if l.Detail != nil && l.Detail.Key != "" {
 		p.key = l.Detail.Key
 	}

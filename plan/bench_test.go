@@ -1,10 +1,15 @@
 package plan_test
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -47,6 +52,76 @@ func benchPlan(rank, ranks, tensors int) *plan.SavePlan {
 		p.Items = append(p.Items, it)
 	}
 	return p
+}
+
+// BenchmarkGlobal measures the plan that rank 0 makes of the local plans of all ranks, by phases.
+// BenchmarkEncodeIndex of storage/native measures the index of as many chunks.
+func BenchmarkGlobal(b *testing.B) {
+	for _, ranks := range []int{1024, 8192} {
+		b.Run(fmt.Sprintf("ranks=%d", ranks), func(b *testing.B) {
+			plans, phases := benchPlans(b, ranks, 1000), map[string]time.Duration{}
+			observe := func(phase string, took time.Duration) { phases[phase] += took }
+			for b.Loop() {
+				if _, _, err := plan.GlobalWith(plans, plan.GlobalOptions{Observe: observe}); err != nil {
+					b.Fatal(err)
+				}
+			}
+
+			for phase, took := range phases {
+				b.ReportMetric(took.Seconds()*1000/float64(b.N), phase+"-ms")
+			}
+			reportPeak(b)
+		})
+	}
+}
+
+// reportPeak reports the largest memory of this process, on Linux.
+func reportPeak(b *testing.B) {
+	b.Helper()
+	status, _ := os.ReadFile("/proc/self/status") // other systems have no such file
+	if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
+		var kib float64
+		if _, err := fmt.Sscan(rest, &kib); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(kib/1000*1.024, "peak-MB")
+	}
+}
+
+// BenchmarkGlobalUnchanged measures a save whose plan is the same as the one before: the work of
+// one rank for itself, and the work of rank 0 for all ranks.
+func BenchmarkGlobalUnchanged(b *testing.B) {
+	const ranks, tensors, last = 1024, 1000, 1023
+	options := func(rank int) string { return fmt.Sprint(rank) }
+	coordinator, own := new(plan.Cache), new(plan.Cache)
+	plans, unchanged := make([]*plan.SavePlan, ranks), make([]*plan.SavePlan, ranks)
+	for r := range plans {
+		cache := new(plan.Cache)
+		if r == last {
+			cache = own
+		}
+		plans[r] = must.Get(cache.Local(benchPlan(r, ranks, tensors), options(r)))(b)
+		unchanged[r] = &plan.SavePlan{Unchanged: true, Fingerprint: plans[r].Fingerprint}
+	}
+	finals, _, err := coordinator.Global(plans, func(ps []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+		return plan.GlobalWith(ps, plan.GlobalOptions{})
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	must.Get(own.Finish(finals[last]))(b)
+	again := benchPlan(last, ranks, tensors)
+
+	for b.Loop() {
+		unchanged[last] = must.Get(own.Local(again, options(last)))(b)
+		answers, _, err := coordinator.Global(unchanged, func([]*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+			return nil, nil, errors.New("rank 0 made the plan again")
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		must.Get(own.Finish(answers[last]))(b)
+	}
 }
 
 // BenchmarkLocalLoadPlan measures the planning of each rank of a load: 1,024 ranks saved a

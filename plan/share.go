@@ -452,7 +452,7 @@ const (
 type unit struct {
 	set   int32 // the ranks that want it
 	bytes int64
-	parts []part
+	parts []atomRows
 	strip *strip // the unit is a strip, and has no parts
 }
 
@@ -462,8 +462,8 @@ type strip struct {
 	wanted []want     // each with one item
 }
 
-// part is an atom, or some rows of one, that the ranks of a unit want.
-type part struct {
+// atomRows is an atom, or some rows of one, that the ranks of a unit want.
+type atomRows struct {
 	atom int32
 	cell [2]int32 // the begin and the end of the unit's ranks in atom.wanted
 	rows [2]int64
@@ -478,9 +478,9 @@ func (e *assigner) assemble() {
 		}
 		for _, cell := range cells(len(e.all[i].wanted)) {
 			u := unit{set: e.sets.number(e.all[i].wanted[cell[0]:cell[1]]), bytes: e.all[i].bytes}
-			whole := part{atom: int32(i), cell: [2]int32{int32(cell[0]), int32(cell[1])}}
+			whole := atomRows{atom: int32(i), cell: [2]int32{int32(cell[0]), int32(cell[1])}}
 			if u.bytes < smallBytes {
-				u.parts = []part{whole}
+				u.parts = []atomRows{whole}
 				small = append(small, u)
 				continue
 			}
@@ -505,10 +505,10 @@ func cells(n int) (out [][2]int) {
 
 // cut adds the units of a large atom for a set of ranks: several if the atom can be
 // cut, so that several ranks read it, or one.
-func (e *assigner) cut(u unit, whole part) {
+func (e *assigner) cut(u unit, whole atomRows) {
 	rows := e.cutRows(&e.all[whole.atom], int64(len(e.sets.all[u.set])))
 	if rows == nil {
-		u.parts = []part{whole}
+		u.parts = []atomRows{whole}
 		e.units = append(e.units, u)
 		return
 	}
@@ -518,7 +518,7 @@ func (e *assigner) cut(u unit, whole part) {
 		c := unit{set: u.set, bytes: u.bytes / all * (rows[i+1] - rows[i])}
 		p := whole
 		p.rows = [2]int64{rows[i], rows[i+1]}
-		c.parts = []part{p}
+		c.parts = []atomRows{p}
 		e.units = append(e.units, c)
 	}
 }
@@ -614,7 +614,7 @@ func (e *assigner) decide() []*SharedReads {
 
 // addPieces adds the pieces of a part to the results of the ranks that want it, and
 // returns the next ID.
-func (e *assigner) addPieces(out []*SharedReads, p part, id int64, reader int, to []int) int64 {
+func (e *assigner) addPieces(out []*SharedReads, p atomRows, id int64, reader int, to []int) int64 {
 	wanted := e.all[p.atom].wanted[p.cell[0]:p.cell[1]]
 	for _, w := range wanted {
 		if out[w.rank] == nil {

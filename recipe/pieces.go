@@ -286,22 +286,22 @@ func (f located) meets(t located) bool {
 	return true
 }
 
-// place is where an axis is in a tensor.
-type place struct {
+// axisAt is where an axis is in a tensor.
+type axisAt struct {
 	dim  int
 	step int64
 }
 
 // places returns where the axes of a part are, and the position of its first element. The
 // remaining dimensions have the names "...0", "...1" and so on.
-func (s *sizes) places(l located) (map[string]place, []int64, error) {
+func (s *sizes) places(l located) (map[string]axisAt, []int64, error) {
 	lay := l.held.term.layout
-	out := map[string]place{}
+	out := map[string]axisAt{}
 	var first []int64
 	for i := range lay.dims {
 		if i == lay.rest {
 			for k := range s.rest {
-				out["..."+strconv.Itoa(k)] = place{len(first), 1}
+				out["..."+strconv.Itoa(k)] = axisAt{len(first), 1}
 				first = append(first, 0)
 			}
 			continue
@@ -312,7 +312,7 @@ func (s *sizes) places(l located) (map[string]place, []int64, error) {
 			for _, a := range slices.Backward(axes) {
 				n, _ := s.get(a)
 				if a != "1" {
-					out[a] = place{len(first), step}
+					out[a] = axisAt{len(first), step}
 				}
 				var err error
 				if step, err = times(step, n); err != nil {

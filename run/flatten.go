@@ -164,8 +164,8 @@ func (p *pruning) flatten(ctx context.Context, place *Place, policy Policy, list
 			continue
 		}
 		p.rep.Flattened = append(p.rep.Flattened, name)
-		p.judgeAgain(place, policy, *list)
-		errs = append(errs, p.removeAll(ctx, place, list))
+		p.decideAgain(place, policy, *list)
+		errs = append(errs, p.carryOut(ctx, place, list))
 	}
 	return errors.Join(errs...)
 }
@@ -196,9 +196,9 @@ func (p *pruning) forget(place *Place, list []Pruned) {
 	}
 }
 
-// judgeAgain brings the outcomes up to date after a checkpoint was made to stand alone.
-func (p *pruning) judgeAgain(place *Place, policy Policy, list []Pruned) {
-	for _, now := range p.judge(place, policy) {
+// decideAgain brings the outcomes up to date after a checkpoint was made to stand alone.
+func (p *pruning) decideAgain(place *Place, policy Policy, list []Pruned) {
+	for _, now := range p.decide(place, policy) {
 		i := slices.IndexFunc(list, func(x Pruned) bool { return x.Name == now.Name })
 		if i >= 0 && list[i].Outcome == Kept {
 			list[i].Outcome, list[i].Reasons, list[i].Bytes, list[i].bases = now.Outcome, now.Reasons, now.Bytes, now.bases

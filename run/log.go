@@ -66,7 +66,7 @@ func (r *Run) Log(all []Checkpoint, s Settings, keepTagged bool) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.judge(rep, &s)
+	l.addDecisions(rep, &s)
 	return l, nil
 }
 
@@ -92,8 +92,8 @@ func (l *Log) add(all, lacking []Checkpoint) {
 	}
 }
 
-// judge adds what Prune would do.
-func (l *Log) judge(rep *Report, s *Settings) {
+// addDecisions adds the outcomes that Prune would have.
+func (l *Log) addDecisions(rep *Report, s *Settings) {
 	find := func(list []Pruned, name string) *LoggedVerdict {
 		if i := slices.IndexFunc(list, func(p Pruned) bool { return p.Name == name }); i >= 0 {
 			return &LoggedVerdict{list[i].Outcome, list[i].Reasons}

@@ -115,6 +115,20 @@ func look(ctx context.Context, dir *folder, whole bool) *found {
 	}
 }
 
+// look describes the checkpoint in a folder of the place: whether it is complete.
+func (p *Place) look(ctx context.Context, name string) *found { return p.lookAt(ctx, name, false) }
+
+// lookWhole is look that also compares the sizes of files.
+func (p *Place) lookWhole(ctx context.Context, name string) *found { return p.lookAt(ctx, name, true) }
+
+func (p *Place) lookAt(ctx context.Context, name string, whole bool) *found {
+	store, err := p.StoreOf(name)
+	if err != nil {
+		return &found{err: err}
+	}
+	return look(ctx, &folder{place: p, name: name, address: p.AddressOf(name), store: store}, whole)
+}
+
 // missingText names a file that is missing, and says how many there are.
 func missingText(names []string) string {
 	if len(names) == 1 {

@@ -67,7 +67,12 @@ type (
 )
 
 // ErrPolicy reports a policy that makes no sense. It wraps storage.ErrOptions.
-var ErrPolicy = fmt.Errorf("%w: policy", storage.ErrOptions)
+var ErrPolicy error = policyError{}
+
+type policyError struct{}
+
+func (policyError) Error() string { return "unusable policy" }
+func (policyError) Unwrap() error { return storage.ErrOptions }
 
 // The bounds of policies.
 const (

@@ -91,7 +91,7 @@ func TestParsePolicyErrors(t *testing.T) {
 		strings.Repeat("last 3,", 150) + "last 3": "151 rules",
 	} {
 		p, err := ParsePolicy(text)
-		if err == nil || !strings.Contains(err.Error(), word) || !errors.Is(err, ErrPolicy) || !errors.Is(err, storage.ErrOptions) {
+		if err == nil || !strings.Contains(err.Error(), word) || !errors.Is(err, ErrPolicy) || !errors.Is(err, storage.ErrOptions) || !strings.HasPrefix(err.Error(), "unusable policy: ") {
 			t.Errorf("ParsePolicy(%.40q) = %v, %v; want an error with %q", text, p, err, word)
 		}
 	}

@@ -222,14 +222,14 @@ func TestPruneLooksAgain(t *testing.T) {
 		return &found{bases: []string{FolderName(0)}}, nil
 	}
 	var got []Pruned
-	if err := p.place(t.Context(), r.Local, keep(t, "last 1"), &got); err != nil {
+	if err := p.prunePlace(t.Context(), r.Local, keep(t, "last 1"), &got); err != nil {
 		t.Error(err)
 	}
 	if got, want := outcomes(got), "0 kept, 1 not uploaded, 2 kept"; got != want {
 		t.Errorf("Prune: %s; want %s", got, want)
 	}
 	saveIn(t, openDir(t, remote, FolderName(1)), native.Format{}, "other", 1)
-	err := p.check(t.Context(), r.Local, &Pruned{Name: FolderName(1), saveID: "save-" + FolderName(1)})
+	err := p.checkAgain(t.Context(), r.Local, &Pruned{Name: FolderName(1), saveID: "save-" + FolderName(1)})
 	if !errors.Is(err, errNotUploaded) || !strings.Contains(err.Error(), "holds another save") {
 		t.Errorf("check of a checkpoint that was replaced: %v", err)
 	}

@@ -153,22 +153,22 @@ func tagged(n *Notes, err error) error {
 	return nil
 }
 
-// checkAgain is check, and looks for tags that the checkpoint has got meanwhile.
-func (p *pruning) checkAgain(ctx context.Context, store blob.Store, x *Pruned) error {
+// checkSingle is checkAgain, and looks for tags that the checkpoint has got meanwhile.
+func (p *pruning) checkSingle(ctx context.Context, store blob.Store, x *Pruned) error {
 	if p.opts.KeepTagged {
 		n, err := ReadNotes(ctx, store, x.saveID)
 		if err := tagged(&n, err); err != nil {
 			return err
 		}
 	}
-	return p.check(ctx, p.run.Local, x)
+	return p.checkAgain(ctx, p.run.Local, x)
 }
 
 // removeOne removes a checkpoint and notes the outcome.
 func (p *pruning) removeOne(ctx context.Context, x *Pruned) error {
 	store, err := p.run.Local.StoreOf(x.Name)
 	if err == nil {
-		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkAgain(ctx, store, x) }})
+		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkSingle(ctx, store, x) }})
 	}
 	switch {
 	case err == nil, isGone(ctx, p.run.Local, x.Name, err):

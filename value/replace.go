@@ -35,12 +35,12 @@ type Replacer struct {
 	Again int64
 
 	at       []string
-	made     map[any]part
+	made     map[any]copied
 	replaced int // how many parts were replaced
 }
 
-// part is the copy of a container.
-type part struct {
+// copied is the copy of a container.
+type copied struct {
 	copy     any
 	replaced bool // something in it, or all of it
 }
@@ -51,7 +51,7 @@ const maxWalk = 2000
 // Replace returns a copy of v with parts of it replaced. v is not changed.
 func (r *Replacer) Replace(v any) (any, error) {
 	if r.made == nil {
-		r.made = map[any]part{}
+		r.made = map[any]copied{}
 	}
 	r.at = r.at[:0]
 	return r.value(v)
@@ -168,7 +168,7 @@ func (r *Replacer) once(v any, make func() (any, bool, error)) (any, error) {
 	}
 	out, keep, err := make()
 	if id != nil && keep && err == nil {
-		r.made[id] = part{out, r.replaced > before}
+		r.made[id] = copied{out, r.replaced > before}
 	}
 	return out, err
 }

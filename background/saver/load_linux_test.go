@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -517,6 +518,20 @@ func TestServeSaveAndLoadOfOneNumber(t *testing.T) {
 	c.send(typeStaged, stagedBody{Generation: 1, Units: []unitBody{{Stamp: 8192, Items: []int{2}, At: []int64{8256}}}, All: true})
 	if b := received[savedBody](c, typeSaved); b.Generation != 1 {
 		t.Errorf("saved %+v", b)
+	}
+}
+
+// Boxes of a tensor may share a name. A value shares it with no other item.
+func TestLoadOfOneNameTwice(t *testing.T) {
+	value := wantBody{Name: "model.w"}
+	box := wantBody{Name: "model.w", DType: "int8", Shape: []int64{4}, Offsets: []int64{0}, Sizes: []int64{2}}
+	for name, items := range map[string][]wantBody{
+		"two values": {value, value}, "a value, then a box": {value, box}, "a box, then a value": {box, value},
+	} {
+		_, err := newLoadPlanner(&loadBody{Load: 1, Items: items}, make([]byte, 64))
+		if !errors.Is(err, ErrMessage) || !strings.HasSuffix(err.Error(), `: "model.w" is requested twice, once as a value`) {
+			t.Errorf("%s: %v; want ErrMessage", name, err)
+		}
 	}
 }
 

@@ -94,6 +94,9 @@ func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 		if err := meta.CheckFQN(m.Name); err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
 		}
+		if p.mixes(m) {
+			return nil, fmt.Errorf("%w: %q is requested twice, once as a value", ErrMessage, m.Name)
+		}
 		if err := p.addItem(i, m, arena); err != nil {
 			return nil, fmt.Errorf("%w: %q: %w", ErrMessage, m.Name, err)
 		}
@@ -104,12 +107,15 @@ func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 	return p, nil
 }
 
+// mixes reports whether the name of m was requested before, and m or the earlier request is for a
+// value. Only boxes of a tensor can share a name.
+func (p *loadPlanner) mixes(m *wantBody) bool {
+	_, isValue := p.values[m.Name]
+	return isValue || m.DType == "" && p.tensors[m.Name] != nil
+}
+
 // addItem adds a box of a tensor, or a value.
 func (p *loadPlanner) addItem(i int, m *wantBody, arena []byte) error {
-	_, isValue := p.values[m.Name]
-	if isValue || m.DType == "" && p.tensors[m.Name] != nil {
-		return errors.New("it is wanted as a value and again")
-	}
 	if m.DType != "" {
 		n, err := p.add(i, m, arena)
 		if n > 0 {

@@ -205,17 +205,17 @@ func check(ctx context.Context, name string) error {
 // not copied a second time.
 type object struct {
 	info  blob.Info
-	parts []part // in order, without gaps
+	parts []extent // in order, without gaps
 }
 
-type part struct {
+type extent struct {
 	off  int64
 	data []byte
 }
 
 // readAt fills p from off on. The range must lie in the object.
 func (o *object) readAt(p []byte, off int64) {
-	i, exact := slices.BinarySearchFunc(o.parts, off, func(q part, off int64) int { return cmp.Compare(q.off, off) })
+	i, exact := slices.BinarySearchFunc(o.parts, off, func(q extent, off int64) int { return cmp.Compare(q.off, off) })
 	if !exact {
 		i-- // the previous part holds off
 	}
@@ -272,8 +272,8 @@ type writer struct {
 	acct      *blob.Extents
 
 	mu    sync.Mutex
-	parts []part // guarded by mu
-	ended bool   // guarded by mu
+	parts []extent // guarded by mu
+	ended bool     // guarded by mu
 }
 
 func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
@@ -288,7 +288,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 		return context.Cause(ctx)
 	}
 
-	q := part{off, bytes.Clone(p)}
+	q := extent{off, bytes.Clone(p)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
@@ -344,6 +344,6 @@ func (w *writer) end(ctx context.Context) (*object, error) {
 		return nil, err
 	}
 
-	slices.SortFunc(parts, func(a, b part) int { return cmp.Compare(a.off, b.off) })
+	slices.SortFunc(parts, func(a, b extent) int { return cmp.Compare(a.off, b.off) })
 	return &object{blob.Info{Name: w.name, Size: size, ModTime: time.Now()}, parts}, nil
 }

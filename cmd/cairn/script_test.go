@@ -40,9 +40,10 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expected outputs")
 
-func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"cairn": main})
-}
+// programs are the programs that a copy of the test binary runs if it is called by their names.
+var programs = map[string]func(){"cairn": main}
+
+func TestMain(m *testing.M) { testscript.Main(m, programs) }
 
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{

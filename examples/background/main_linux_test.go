@@ -39,7 +39,7 @@ func build(t *testing.T) *program {
 // a file, which the test prints if it fails.
 func (p *program) start(ctx context.Context, t *testing.T, args ...string) (cmd *exec.Cmd, lines *bufio.Scanner) {
 	t.Helper()
-	cmd = exec.CommandContext(ctx, p.cairn, slices.Concat([]string{"run", "-n", fmt.Sprint(ranks), "--", p.background, "-run", p.run}, args)...)
+	cmd = exec.CommandContext(ctx, p.cairn, slices.Concat([]string{"launch", "-n", fmt.Sprint(ranks), "--", p.background, "-run", p.run}, args)...)
 	logged := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	t.Cleanup(func() {
 		if b, _ := os.ReadFile(logged.Name()); t.Failed() {

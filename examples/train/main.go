@@ -5,7 +5,7 @@
 //
 //	go run ./examples/train                        one process
 //	go build -o train ./examples/train
-//	cairn run -n 4 -- ./train -data 2 -tensor 2    four
+//	cairn launch -n 4 -- ./train -data 2 -tensor 2    four
 //	go run ./examples/train -demo                  the proof that nothing is lost
 //	go run ./examples/train -bench                 its speed
 //
@@ -174,7 +174,7 @@ func join(ctx context.Context) (group.Group, error) {
 // job is a rank that trains.
 type job struct {
 	config
-	at     *place
+	at     *position
 	world  group.Group
 	text   corpus
 	model  *model

@@ -30,8 +30,8 @@ type grid struct {
 
 func (g grid) String() string { return fmt.Sprintf("%d × %d, %s", g.Data, g.Tensor, g.Kind) }
 
-// place is a rank's place in a grid, with the groups of its column, its row and all ranks.
-type place struct {
+// position is a rank's place in a grid, with the groups of its column, its row and all ranks.
+type position struct {
 	grid
 	mesh             shard.Mesh
 	rank             int
@@ -41,7 +41,7 @@ type place struct {
 }
 
 // arrange makes the groups of a grid. All ranks call it.
-func arrange(ctx context.Context, p platform.Platform, g grid) (*place, error) {
+func arrange(ctx context.Context, p platform.Platform, g grid) (*position, error) {
 	world := p.World()
 	switch {
 	case g.Data < 1 || g.Tensor < 1 || g.Data*g.Tensor != world.Size():
@@ -51,7 +51,7 @@ func arrange(ctx context.Context, p platform.Platform, g grid) (*place, error) {
 	case g.Kind != replicated && g.Kind != sharded && g.Kind != flat:
 		return nil, fmt.Errorf("-kind %q is not %s, %s or %s", g.Kind, replicated, sharded, flat)
 	}
-	at := &place{grid: g, rank: world.Rank(), mesh: shard.Mesh{Shape: []int{g.Data, g.Tensor}}}
+	at := &position{grid: g, rank: world.Rank(), mesh: shard.Mesh{Shape: []int{g.Data, g.Tensor}}}
 	line := shard.Mesh{Shape: []int{world.Size()}}
 	var err error
 	if at.comms, err = nn.Connect(ctx, p, at.mesh, line); err != nil {
@@ -69,7 +69,7 @@ func arrange(ctx context.Context, p platform.Platform, g grid) (*place, error) {
 
 // share leaves this rank its share of the model's parameters, and makes the layers
 // communicate.
-func (at *place) share(m *model) error {
+func (at *position) share(m *model) error {
 	if m.Heads%at.Tensor != 0 {
 		return fmt.Errorf("%d heads cannot be shared by %d ranks", m.Heads, at.Tensor)
 	}
@@ -96,7 +96,7 @@ func (at *place) share(m *model) error {
 }
 
 // cut gives a parameter its layout.
-func (at *place) cut(name string, p *nn.Param) error {
+func (at *position) cut(name string, p *nn.Param) error {
 	var inColumn, inRow shard.Placement // replicated
 	switch layer := strings.Split(name, "."); layer[max(0, len(layer)-2)] {
 	case "q", "k", "v", "up":
@@ -128,7 +128,7 @@ type unit struct {
 }
 
 // shareFlat joins the parameters of each block, and those outside of the blocks.
-func (at *place) shareFlat(m *model) error {
+func (at *position) shareFlat(m *model) error {
 	inBlocks := map[*nn.Param]bool{}
 	for _, b := range m.blocks {
 		var params []*nn.Param
@@ -150,7 +150,7 @@ func (at *place) shareFlat(m *model) error {
 }
 
 // join makes a unit of some parameters, which are gathered when the module is called.
-func (at *place) join(m *nn.Module, params []*nn.Param) error {
+func (at *position) join(m *nn.Module, params []*nn.Param) error {
 	u := &unit{params: params}
 	at.units = append(at.units, u)
 	var total int64
@@ -253,7 +253,7 @@ func (j *job) reduce(ctx context.Context) error {
 }
 
 // deal gives the parameters of the units their parts of the gradient.
-func (at *place) deal() error {
+func (at *position) deal() error {
 	for _, u := range at.units {
 		lo := int64(0)
 		for _, p := range u.params {

@@ -217,7 +217,7 @@ func (e *Env) need(name string) (int, error) {
 
 // unset returns the error for a variable that is not set.
 func unset(name string) error {
-	return fmt.Errorf("environment variable %s is not set; a launcher sets it (such as cairn run -n 4 -- PROGRAM): %w", name, group.ErrInvalid)
+	return fmt.Errorf("environment variable %s is not set; a launcher sets it (such as cairn launch -n 4 -- PROGRAM): %w", name, group.ErrInvalid)
 }
 
 // Place returns MASTER_ADDR and MASTER_PORT.

@@ -197,7 +197,7 @@ func (m *machine) build() {
 	state := m.pop()
 	target := m.top()
 	if class, ok := target.Class(); ok {
-		m.buildRecord(record{class, target.pos()}, state)
+		m.buildRecord(instanceID{class, target.pos()}, state)
 		return
 	}
 	if target.Kind() != Object {
@@ -211,7 +211,7 @@ func (m *machine) build() {
 }
 
 // record identifies a record by its class and its number in that class.
-type record struct{ class, pos int }
+type instanceID struct{ class, pos int }
 
 // pushRecord pushes a record without fields. In every pickle of Python the next
 // dict is its state, so that dict is not built: the fields are set directly.
@@ -231,15 +231,15 @@ func (m *machine) pushRecord(class int) {
 
 // recordOf returns the record with the state c. Its class is negative if the
 // state was read from the memo.
-func recordOf(c Cell) record {
+func recordOf(c Cell) instanceID {
 	p := c.pos() - 1
 	if p < 0 {
-		return record{-1, -1}
+		return instanceID{-1, -1}
 	}
-	return record{p % maxClasses, p / maxClasses}
+	return instanceID{p % maxClasses, p / maxClasses}
 }
 
-func (m *machine) buildRecord(r record, state Cell) {
+func (m *machine) buildRecord(r instanceID, state Cell) {
 	switch state.Kind() {
 	case State:
 		if recordOf(state) != r {
@@ -261,7 +261,7 @@ func (m *machine) buildRecord(r record, state Cell) {
 	}
 }
 
-func (m *machine) setFields(r record, pairs []Cell) {
+func (m *machine) setFields(r instanceID, pairs []Cell) {
 	if r.class < 0 {
 		m.unsupported("the state of an object that is shared")
 	}
@@ -293,7 +293,7 @@ func (m *machine) symbol(key Cell) int32 {
 	return max(s.sym-1, -1)
 }
 
-func (m *machine) fields(r record) []Cell {
+func (m *machine) fields(r instanceID) []Cell {
 	n := len(m.schema.classes[r.class].Fields)
 	return m.records[r.class].at(r.pos)[:n:n]
 }

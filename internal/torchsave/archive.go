@@ -35,8 +35,8 @@ const minVersion, maxVersion = 1, 10
 // only folder.
 type archive struct {
 	src     *source
-	records []record
-	byName  map[string]*record
+	records []zipEntry
+	byName  map[string]*zipEntry
 	folder  string
 }
 
@@ -45,7 +45,7 @@ func openArchive(ctx context.Context, s *source) (*archive, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &archive{src: s, records: records, byName: make(map[string]*record, len(records))}
+	a := &archive{src: s, records: records, byName: make(map[string]*zipEntry, len(records))}
 	if err := a.name(); err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (a *archive) text(ctx context.Context, name string) (string, bool, error) {
 }
 
 // content returns a record's bytes, checked against the directory's checksum.
-func (a *archive) content(ctx context.Context, r *record, limit int64) ([]byte, error) {
+func (a *archive) content(ctx context.Context, r *zipEntry, limit int64) ([]byte, error) {
 	if r.size > limit {
 		return nil, fmt.Errorf("%w: %q has %d bytes, at most %d", errLimit, r.name, r.size, limit)
 	}
@@ -256,8 +256,8 @@ func widenDirectory(ctx context.Context, s *source, d directory, end int64) (dir
 // value, or all bits set.
 func fits(narrow, wide, ones int64) bool { return narrow == wide || narrow == ones }
 
-// record is one file of the archive.
-type record struct {
+// zipEntry is one file of the archive.
+type zipEntry struct {
 	// name is the whole name, with the archive's folder.
 	name   string
 	flags  uint16
@@ -274,13 +274,13 @@ type record struct {
 }
 
 // end returns where the record's bytes end.
-func (r *record) end() int64 { return r.data + r.size }
+func (r *zipEntry) end() int64 { return r.data + r.size }
 
-func (r *record) sum() *Sum { return &Sum{Record: r.name, Offset: r.data, End: r.end(), CRC: r.crc} }
+func (r *zipEntry) sum() *Sum { return &Sum{Record: r.name, Offset: r.data, End: r.end(), CRC: r.crc} }
 
 // readDirectory returns the records in the order of the directory, each one
 // validated.
-func readDirectory(ctx context.Context, s *source) ([]record, int64, error) {
+func readDirectory(ctx context.Context, s *source) ([]zipEntry, int64, error) {
 	d, err := findDirectory(ctx, s)
 	if err != nil {
 		return nil, 0, err
@@ -289,7 +289,7 @@ func readDirectory(ctx context.Context, s *source) ([]record, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	out := make([]record, 0, d.count)
+	out := make([]zipEntry, 0, d.count)
 	for range d.count {
 		r, n, err := parseCentral(b, d.offset)
 		if err != nil {
@@ -305,18 +305,18 @@ func readDirectory(ctx context.Context, s *source) ([]record, int64, error) {
 }
 
 // parseCentral reads one entry of the directory, which begins at limit.
-func parseCentral(b []byte, limit int64) (record, int, error) {
+func parseCentral(b []byte, limit int64) (zipEntry, int, error) {
 	le := binary.LittleEndian
 	if len(b) < centralBytes || !bytes.HasPrefix(b, []byte(signCentral)) {
-		return record{}, 0, fmt.Errorf("%w: no such record", ErrMalformed)
+		return zipEntry{}, 0, fmt.Errorf("%w: no such record", ErrMalformed)
 	}
 	nameLen, extraLen := int(le.Uint16(b[28:])), int(le.Uint16(b[30:]))
 	total := centralBytes + nameLen + extraLen + int(le.Uint16(b[32:]))
 	if total > len(b) {
-		return record{}, 0, fmt.Errorf("%w: %d bytes, of which the directory has %d", errBounds, total, len(b))
+		return zipEntry{}, 0, fmt.Errorf("%w: %d bytes, of which the directory has %d", errBounds, total, len(b))
 	}
 	name, extra := b[centralBytes:centralBytes+nameLen], b[centralBytes+nameLen:][:extraLen]
-	r := record{
+	r := zipEntry{
 		name: string(name), flags: le.Uint16(b[8:]), crc: le.Uint32(b[16:]),
 		size: int64(le.Uint32(b[24:])), header: int64(le.Uint32(b[42:])),
 	}
@@ -334,7 +334,7 @@ func parseCentral(b []byte, limit int64) (record, int, error) {
 }
 
 // checkEntry validates a record of the directory.
-func checkEntry(r *record, method uint16, packed, limit int64) error {
+func checkEntry(r *zipEntry, method uint16, packed, limit int64) error {
 	switch {
 	case r.flags&flagsEncrypted != 0:
 		return fmt.Errorf("%w: %q", errEncrypted, r.name)
@@ -401,12 +401,12 @@ const usualExtra = 64 + 4 + 28
 // locate reads the header of each record and sets the offset of its bytes. It
 // checks that header, directory and descriptor agree and that records do not
 // overlap. The directory begins at limit.
-func locate(ctx context.Context, s *source, records []record, limit int64) error {
-	order := make([]*record, len(records))
+func locate(ctx context.Context, s *source, records []zipEntry, limit int64) error {
+	order := make([]*zipEntry, len(records))
 	for i := range records {
 		order[i] = &records[i]
 	}
-	slices.SortFunc(order, func(a, b *record) int { return cmp.Compare(a.header, b.header) })
+	slices.SortFunc(order, func(a, b *zipEntry) int { return cmp.Compare(a.header, b.header) })
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelHeaders)
 	for _, r := range order {
@@ -428,7 +428,7 @@ func locate(ctx context.Context, s *source, records []record, limit int64) error
 }
 
 // readHeader reads a record's local header, and a few bytes before it.
-func readHeader(ctx context.Context, s *source, r *record, limit int64) error {
+func readHeader(ctx context.Context, s *source, r *zipEntry, limit int64) error {
 	from := max(0, r.header-descriptorBytes64)
 	n := min(r.header-from+localBytes+int64(len(r.name))+usualExtra, limit-from)
 	b, err := s.bytes(ctx, from, n)
@@ -455,7 +455,7 @@ func readHeader(ctx context.Context, s *source, r *record, limit int64) error {
 }
 
 // checkHeader compares a record's local header with the directory.
-func checkHeader(r *record, h []byte) error {
+func checkHeader(r *zipEntry, h []byte) error {
 	le := binary.LittleEndian
 	nameLen := int(le.Uint16(h[26:]))
 	extra := h[localBytes+nameLen:]
@@ -486,7 +486,7 @@ func checkHeader(r *record, h []byte) error {
 // checkDescriptor checks that a record ends before next, the offset of the next
 // record or the directory, and that the descriptor after its bytes agrees with
 // the directory. before are the last bytes before next, if they are known.
-func checkDescriptor(ctx context.Context, s *source, r *record, next int64, before []byte) error {
+func checkDescriptor(ctx context.Context, s *source, r *zipEntry, next int64, before []byte) error {
 	n := int64(0)
 	if r.flags&flagDescriptor != 0 {
 		n = descriptorBytes

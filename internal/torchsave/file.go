@@ -41,7 +41,7 @@ type File struct {
 	// no name.
 	Folder string
 	// records are the records of the zip form.
-	records []record
+	records []zipEntry
 }
 
 // Open reads the description of a file of the given size: the directory, the
@@ -254,7 +254,7 @@ func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string
 }
 
 // keyOf returns the key of the storage in a record, or "".
-func (f *File) keyOf(r *record) string {
+func (f *File) keyOf(r *zipEntry) string {
 	key, _ := strings.CutPrefix(r.name, f.Folder+"/"+recordStorages)
 	if key == r.name {
 		return ""

@@ -36,16 +36,16 @@ type stream struct {
 	src *source
 	// ids are the storages in the pickle, and places their ranges of the file.
 	ids    map[string]*storageID
-	places map[string]place
+	places map[string]fileRange
 }
 
-// place is a range of a file.
-type place struct{ offset, end int64 }
+// fileRange is a range of a file.
+type fileRange struct{ offset, end int64 }
 
 // openLegacy reads a stream. It decodes the value twice, because the positions of
 // the storages are known only after the first pass.
 func openLegacy(ctx context.Context, s *source) (*File, error) {
-	l := &stream{src: s, ids: map[string]*storageID{}, places: map[string]place{}}
+	l := &stream{src: s, ids: map[string]*storageID{}, places: map[string]fileRange{}}
 	at, err := l.checkStart(ctx)
 	if err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func (l *stream) locate(ctx context.Context, keys any, at int64) error {
 			return fmt.Errorf("%w: storage %q has %d bytes at %d of %d", errBounds, key, id.bytes, at, l.src.size)
 		}
 
-		l.places[key] = place{at, at + id.bytes}
+		l.places[key] = fileRange{at, at + id.bytes}
 		at += id.bytes
 	}
 

@@ -24,16 +24,16 @@ type replay struct {
 
 // journal records the first run of a checkpointed function.
 type journal struct {
-	records []record
-	counts  map[string]int // operators by name, for the policy
-	reading bool           // the second run
-	at      int            // the next record of the second run
+	operations []operation
+	counts     map[string]int // operators by name, for the policy
+	reading    bool           // the second run
+	at         int            // the next operation of the second run
 
 	random, drawn rand.PCG // the state of the random numbers at its begin and at its end
 }
 
-// record is an operator of the first run.
-type record struct {
+// operation is an operator of the first run.
+type operation struct {
 	op  string
 	in  []form
 	out form
@@ -108,7 +108,7 @@ func (r *replay) inside() *replay {
 
 // each calls f for each tensor that is kept and has memory.
 func (j *journal) each(f func(t *tensor.Tensor)) {
-	for _, r := range j.records {
+	for _, r := range j.operations {
 		if r.was == nil {
 			continue
 		}
@@ -147,24 +147,24 @@ func (r *replay) first(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, error
 		return nil, nil, err
 	}
 
-	rec := newRecord(o, out)
+	rec := newOperation(o, out)
 	rec.given = givenOf(o, save)
 	if keep {
 		rec.was = newResult(o, out, save, s.random)
 	}
-	r.records = append(r.records, rec)
+	r.operations = append(r.operations, rec)
 	return out, save, nil
 }
 
 // second compares an operator with the first run, and runs it unless its result was kept.
 func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, error) {
-	if r.at == len(r.records) {
-		return nil, nil, fmt.Errorf("%v after the %d operators of the first run: %w", newRecord(o, nil), r.at, ErrReplay)
+	if r.at == len(r.operations) {
+		return nil, nil, fmt.Errorf("%v after the %d operators of the first run: %w", newOperation(o, nil), r.at, ErrReplay)
 	}
 
-	was := &r.records[r.at]
+	was := &r.operations[r.at]
 	r.at++
-	if now := newRecord(o, nil); now.op != was.op || !slices.EqualFunc(now.in, was.in, form.equal) {
+	if now := newOperation(o, nil); now.op != was.op || !slices.EqualFunc(now.in, was.in, form.equal) {
 		return nil, nil, fmt.Errorf("operator %d is %v, and was %v: %w", r.at, now, was, ErrReplay)
 	}
 
@@ -179,7 +179,7 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 		return nil, nil, err
 	}
 
-	switch now := newRecord(o, out); {
+	switch now := newOperation(o, out); {
 	case !now.out.equal(was.out):
 		err = fmt.Errorf("operator %d, %v, returns %v, and returned %v: %w", r.at, was, now.out, was.out, ErrReplay)
 	case now.sum != was.sum:
@@ -193,7 +193,7 @@ func (r *replay) second(s *shared, o Op) (*tensor.Tensor, []*tensor.Tensor, erro
 
 // unchanged returns an error if an operator uses tensors from outside of the function that
 // have other elements than before.
-func (r *replay) unchanged(was *record, o Op, save []*tensor.Tensor) error {
+func (r *replay) unchanged(was *operation, o Op, save []*tensor.Tensor) error {
 	for _, v := range was.given {
 		if t := v.tensor(o, save); checksum(t) != v.sum {
 			return fmt.Errorf("operator %d, %v, uses a %v with other values than before: tensors must not change: %w", r.at, was, t, ErrReplay)
@@ -208,17 +208,17 @@ func (j *journal) begin() { j.reading, j.at = true, 0 }
 // end ends the second run, after which the random numbers are in the given state.
 func (j *journal) end(random rand.PCG) error {
 	switch {
-	case j.at < len(j.records):
-		return fmt.Errorf("%d operators, and %d before, the next of which was %v: %w", j.at, len(j.records), &j.records[j.at], ErrReplay)
+	case j.at < len(j.operations):
+		return fmt.Errorf("%d operators, and %d before, the next of which was %v: %w", j.at, len(j.operations), &j.operations[j.at], ErrReplay)
 	case random != j.drawn:
 		return fmt.Errorf("another number of random numbers: %w", ErrReplay)
 	}
 	return nil
 }
 
-// newRecord describes an operator that returned out, or that has not run if out is nil.
-func newRecord(o Op, out *tensor.Tensor) record {
-	r := record{op: o.Name}
+// newOperation describes an operator that returned out, or that has not run if out is nil.
+func newOperation(o Op, out *tensor.Tensor) operation {
+	r := operation{op: o.Name}
 	for _, v := range o.In {
 		r.in = append(r.in, formOf(v.data))
 	}
@@ -233,7 +233,7 @@ func newRecord(o Op, out *tensor.Tensor) record {
 }
 
 // String returns the call, as in "add(float32[2 2], float32[2])".
-func (r record) String() string {
+func (r operation) String() string {
 	var in []string
 	for _, f := range r.in {
 		in = append(in, f.String())

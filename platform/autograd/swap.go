@@ -53,9 +53,9 @@ type Swap struct {
 	err     error // guarded by mu, as is all below
 	space   extent.Free
 	known   map[memory]*block
-	order   []*place // of the tensors as they were kept; those at the end are in use
-	writing []write  // may not be done
-	wanted  int64    // bytes of the blocks that are to be in memory
+	order   []*keptTensor // of the tensors as they were kept; those at the end are in use
+	writing []write       // may not be done
+	wanted  int64         // bytes of the blocks that are to be in memory
 }
 
 var _ Keeper = (*Swap)(nil)
@@ -137,9 +137,9 @@ type write struct {
 	bytes int64
 }
 
-// place is a tensor that an operator keeps. It does not refer to the [Kept] of the
+// keptTensor is a tensor that an operator keeps. It does not refer to the [Kept] of the
 // operator, so that the place of a graph that was given up is released with the graph.
-type place struct {
+type keptTensor struct {
 	swap     *Swap
 	block    *block
 	index    int // in the order of the swap
@@ -150,7 +150,7 @@ type place struct {
 }
 
 // swapped is the [Kept] of a place.
-type swapped struct{ *place }
+type swapped struct{ *keptTensor }
 
 // Keep queues a write of the tensor. If too much waits to be written, it waits.
 func (s *Swap) Keep(ctx context.Context, v Saved) (Kept, error) {
@@ -168,10 +168,10 @@ func (s *Swap) Keep(ctx context.Context, v Saved) (Kept, error) {
 
 	b := s.blockOf(v)
 	b.refs++
-	p := &place{swap: s, block: b, index: len(s.order), dtype: t.DType(), shape: t.Shape()}
+	p := &keptTensor{swap: s, block: b, index: len(s.order), dtype: t.DType(), shape: t.Shape()}
 	s.order = append(s.order, p)
 	k := &swapped{p}
-	runtime.AddCleanup(k, (*place).Release, p)
+	runtime.AddCleanup(k, (*keptTensor).Release, p)
 	return k, nil
 }
 
@@ -300,7 +300,7 @@ func (s *Swap) read(b *block) error {
 }
 
 // Get brings the tensor back, and begins to read those before it.
-func (p *place) Get(ctx context.Context) (*tensor.Tensor, error) {
+func (p *keptTensor) Get(ctx context.Context) (*tensor.Tensor, error) {
 	s, b := p.swap, p.block
 	s.mu.Lock()
 	p.want()
@@ -341,7 +341,7 @@ func (s *Swap) ahead(before int) {
 }
 
 // want makes the block of the place come into memory, and stay there.
-func (p *place) want() {
+func (p *keptTensor) want() {
 	if p.wanted {
 		return
 	}
@@ -362,7 +362,7 @@ func (p *place) want() {
 }
 
 // Release frees the block with its last place.
-func (p *place) Release() {
+func (p *keptTensor) Release() {
 	s, b := p.swap, p.block
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,18 +28,18 @@ type BackwardPreHook func(m *Module, out *tensor.Tensor) (*tensor.Tensor, error)
 // element leaves the gradient of one input.
 type BackwardHook func(m *Module, in []*tensor.Tensor, out *tensor.Tensor) ([]*tensor.Tensor, error)
 
-// Place says where a hook goes among the hooks of its kind.
-type Place bool
+// Order says where a hook goes among the hooks of its kind.
+type Order bool
 
-// The places.
+// The orders.
 const (
-	Last  Place = false
-	First Place = true
+	Last  Order = false
+	First Order = true
 )
 
 // BeforeForward adds a hook that runs before the forward function in later calls. remove
 // removes it. [BeforeForwardWith] adds one that gets named arguments.
-func (m *Module) BeforeForward(at Place, h PreHook) (remove func()) {
+func (m *Module) BeforeForward(at Order, h PreHook) (remove func()) {
 	return m.before.add(at, func(m *Module, g *autograd.Graph, in []*autograd.Var, k any) ([]*autograd.Var, any, error) {
 		in, err := h(m, g, in)
 		return in, k, err
@@ -48,20 +48,20 @@ func (m *Module) BeforeForward(at Place, h PreHook) (remove func()) {
 
 // BeforeBackward adds a hook that runs before the backward pass through later calls. remove
 // removes it.
-func (m *Module) BeforeBackward(at Place, h BackwardPreHook) (remove func()) {
+func (m *Module) BeforeBackward(at Order, h BackwardPreHook) (remove func()) {
 	return m.backPre.add(at, h)
 }
 
 // AfterBackward adds a hook that runs after the backward pass through later calls. remove
 // removes it.
-func (m *Module) AfterBackward(at Place, h BackwardHook) (remove func()) {
+func (m *Module) AfterBackward(at Order, h BackwardHook) (remove func()) {
 	return m.backward.add(at, h)
 }
 
 // hooks are functions in the order in which they run. A list is not changed, but replaced.
 type hooks[H any] struct{ list []*H }
 
-func (s *hooks[H]) add(at Place, h H) func() {
+func (s *hooks[H]) add(at Order, h H) func() {
 	if at == First {
 		s.list = slices.Concat([]*H{&h}, s.list)
 	} else {

@@ -151,7 +151,7 @@ func TestHooksRunInOrder(t *testing.T) {
 	removes := map[string]func(){}
 	for _, c := range []struct {
 		name string
-		at   Place
+		at   Order
 	}{{"a", Last}, {"b", Last}, {"c", First}, {"d", First}} {
 		removes[c.name] = m.BeforeForward(c.at, func(*Module, *autograd.Graph, []*autograd.Var) ([]*autograd.Var, error) {
 			note("forward " + c.name)

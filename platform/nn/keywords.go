@@ -43,7 +43,7 @@ type PreHookWith[K any] func(m *Module, g *autograd.Graph, in []*autograd.Var, k
 
 // BeforeForwardWith is [Module.BeforeForward] for a hook that gets the named arguments. If
 // the module was not made by [NewWith] for K, that is its error, [Module.Err].
-func BeforeForwardWith[K any](m *Module, at Place, h PreHookWith[K]) (remove func()) {
+func BeforeForwardWith[K any](m *Module, at Order, h PreHookWith[K]) (remove func()) {
 	if err := takes[K](m); err != nil {
 		m.fail(err)
 		return func() {}

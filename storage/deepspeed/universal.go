@@ -242,7 +242,7 @@ func (c *checkpoint) universalTensor(path meta.Path, dtype tensor.DType, f *torc
 	if !isFlat(t) || t.Shape[0] != p.elements {
 		return meta.Entry{}, reading.Damaged(f.Name, "it holds %v elements, and the shape of %q is %v", t.Shape, p.name, p.shape)
 	}
-	return c.b.Gathered(path, dtype, p.shape, wholeBox(p.shape), []torchfile.Part{{File: f, Tensor: t}}), nil
+	return c.b.Gathered(path, dtype, p.shape, wholeBox(p.shape), []torchfile.Elements{{File: f, Tensor: t}}), nil
 }
 
 // addUniversalGroups adds the parameter groups, and the steps of stage 3: its parameters have

@@ -259,8 +259,8 @@ func (p *placed) add(rank int, from, lo, hi int64) error {
 }
 
 // parts returns the parts of the parameter in the flat tensors of the ranks.
-func (p *placed) parts(flat func(rank int) (*torchfile.File, *torchsave.Tensor)) []torchfile.Part {
-	out := make([]torchfile.Part, len(p.boxes))
+func (p *placed) parts(flat func(rank int) (*torchfile.File, *torchsave.Tensor)) []torchfile.Elements {
+	out := make([]torchfile.Elements, len(p.boxes))
 	for i := range out {
 		out[i].File, out[i].Tensor = flat(p.ranks[i])
 		out[i].From = p.from[i]

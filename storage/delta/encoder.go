@@ -137,7 +137,7 @@ func (e *Encoder) base(rng *Range, p *planned) *known {
 		return nil
 	}
 	k := rng.Base.segment(rng.BaseOff+p.off, p.size)
-	if k == nil || slices.ContainsFunc(k.bodies, func(b place) bool { return !e.mayRefer(b.file) }) {
+	if k == nil || slices.ContainsFunc(k.bodies, func(b fileBody) bool { return !e.mayRefer(b.file) }) {
 		return nil
 	}
 	return k
@@ -335,11 +335,11 @@ type Hasher struct {
 	starts []int64
 
 	mu    sync.Mutex
-	parts map[int]*part // segments of which some bytes have come; guarded by mu
+	parts map[int]*gathered // segments of which some bytes have come; guarded by mu
 }
 
-// part is a segment of which some bytes have come.
-type part struct {
+// gathered is a segment of which some bytes have come.
+type gathered struct {
 	data []byte
 	left int
 }
@@ -347,7 +347,7 @@ type part struct {
 // NewHasher returns a hasher for the file name, which consists of the ranges. The segments
 // are put into segs.
 func NewHasher(name string, ranges []Range, segs *Segments) *Hasher {
-	h := &Hasher{enc: newEncoder(ranges, segs), name: name, parts: map[int]*part{}}
+	h := &Hasher{enc: newEncoder(ranges, segs), name: name, parts: map[int]*gathered{}}
 	if segs != nil {
 		h.enc.own = segs.origin(File{Name: name})
 	}
@@ -378,7 +378,7 @@ func (h *Hasher) addPart(i int, p []byte, at int64) {
 	w := h.parts[i]
 	if w == nil {
 		n := h.enc.segments[i].size
-		w = &part{data: make([]byte, n), left: n}
+		w = &gathered{data: make([]byte, n), left: n}
 		h.parts[i] = w
 	}
 	copy(w.data[at:], p)

@@ -35,8 +35,8 @@ func OpenSource(ctx context.Context, store blob.Store, folder, delta string, seg
 	return &Source{r, folder}, nil
 }
 
-// place is a body with its file.
-type place struct {
+// fileBody is a body with its file.
+type fileBody struct {
 	file File
 	Body
 }
@@ -44,7 +44,7 @@ type place struct {
 // known is a segment of a Source.
 type known struct {
 	hash   Hash
-	bodies []place
+	bodies []fileBody
 	step   *Step
 	past   File // where the step begins
 }
@@ -56,9 +56,9 @@ func (s *Source) segment(off int64, n int) *known {
 		return nil
 	}
 	seg := &s.table.Segments[i]
-	out := &known{hash: seg.Hash, bodies: make([]place, len(seg.Bodies)), step: seg.Step}
+	out := &known{hash: seg.Hash, bodies: make([]fileBody, len(seg.Bodies)), step: seg.Step}
 	for k, b := range seg.Bodies {
-		out.bodies[k] = place{s.beside(s.fileOf(b.File)), b}
+		out.bodies[k] = fileBody{s.beside(s.fileOf(b.File)), b}
 	}
 	if out.step != nil {
 		out.past = s.beside(s.table.Past[out.step.From.File])

@@ -34,12 +34,12 @@ type archive struct {
 	sizes      map[string]int64 // of the data files that exist
 
 	mu     sync.Mutex
-	opened map[place]*torchsave.Tensor // guarded by mu
-	good   map[place]bool              // transformed records with matching checksums; guarded by mu
+	opened map[recordAt]*torchsave.Tensor // guarded by mu
+	good   map[recordAt]bool              // transformed records with matching checksums; guarded by mu
 }
 
-// place is the beginning of a record.
-type place struct {
+// recordAt is the beginning of a record.
+type recordAt struct {
 	file   string
 	offset int64
 }
@@ -279,7 +279,7 @@ func (a *archive) tensor(ctx context.Context, loc *meta.Location, most int64) (*
 func (a *archive) known(loc *meta.Location) *torchsave.Tensor {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.opened[place{loc.File, loc.Offset}]
+	return a.opened[recordAt{loc.File, loc.Offset}]
 }
 
 // remember keeps the tensor of the record at loc.
@@ -289,13 +289,13 @@ func (a *archive) remember(loc *meta.Location, t *torchsave.Tensor) {
 	if len(a.opened) >= maxCached {
 		clear(a.opened)
 	}
-	a.opened[place{loc.File, loc.Offset}] = t
+	a.opened[recordAt{loc.File, loc.Offset}] = t
 }
 
 // compare compares the transformed record at loc with its checksum, if that has not been
 // done yet. s has read some of it.
 func (a *archive) compare(ctx context.Context, loc *meta.Location, s *sequence) error {
-	at := place{loc.File, loc.Offset}
+	at := recordAt{loc.File, loc.Offset}
 	a.mu.Lock()
 	known := a.good[at]
 	a.mu.Unlock()

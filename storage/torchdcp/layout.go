@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/value"
 )
 
-// record is an item as the torch.save file that it becomes.
-type record struct {
+// itemFile is an item as the torch.save file that it becomes.
+type itemFile struct {
 	item *plan.WriteItem
 	form *form
 }
@@ -34,9 +34,9 @@ type form struct {
 // layRecords makes the records of a plan's items, values first, as PyTorch does.
 // All values that cannot be written are in the error. Tensors of the same dtype and
 // shape share a form.
-func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
-	var values []record
-	tensors := make([]record, 0, len(p.Items))
+func layRecords(p *plan.SavePlan, data storage.Resolver) ([]itemFile, error) {
+	var values []itemFile
+	tensors := make([]itemFile, 0, len(p.Items))
 	var refused []error
 	forms := map[string]*form{}
 	for i := range p.Items {
@@ -48,7 +48,7 @@ func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
 			} else if err != nil {
 				return nil, err
 			}
-			values = append(values, record{it, &form{size: part.Length, value: &part}})
+			values = append(values, itemFile{it, &form{size: part.Length, value: &part}})
 			continue
 		}
 
@@ -62,7 +62,7 @@ func layRecords(p *plan.SavePlan, data storage.Resolver) ([]record, error) {
 			forms[key] = &form{size: l.Size, slot: slot}
 		}
 
-		tensors = append(tensors, record{it, forms[key]})
+		tensors = append(tensors, itemFile{it, forms[key]})
 	}
 
 	return slices.Insert(tensors, 0, values...), errors.Join(refused...)
@@ -97,11 +97,11 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 // spread distributes records over files: values one after the other, then tensors
 // by size, the largest first, each into the file with the fewest bytes. Within a file
 // values come first, and otherwise records keep their order.
-func spread(records []record, o *options) [][]record {
+func spread(records []itemFile, o *options) [][]itemFile {
 	if o.FilePerTensor {
 		return slices.Collect(slices.Chunk(records, 1))
 	}
-	var out [][]record
+	var out [][]itemFile
 	for _, part := range distribute(records, o.FilesPerRank) {
 		out = append(out, cut(part, o.MaxFileBytes)...)
 	}
@@ -109,9 +109,9 @@ func spread(records []record, o *options) [][]record {
 }
 
 // distribute distributes records over n files. No file is empty.
-func distribute(records []record, n int) [][]record {
+func distribute(records []itemFile, n int) [][]itemFile {
 	if n == 1 && len(records) > 0 {
-		return [][]record{records}
+		return [][]itemFile{records}
 	}
 
 	order := make([]int, len(records))
@@ -137,10 +137,10 @@ func distribute(records []record, n int) [][]record {
 		bins[to] = append(bins[to], i)
 	}
 
-	var out [][]record
+	var out [][]itemFile
 	for _, b := range bins {
 		slices.Sort(b)
-		var f []record
+		var f []itemFile
 		for _, i := range b {
 			f = append(f, records[i])
 		}
@@ -153,8 +153,8 @@ func distribute(records []record, n int) [][]record {
 }
 
 // cut begins a new file if one would have more than most bytes.
-func cut(records []record, most int64) [][]record {
-	var out [][]record
+func cut(records []itemFile, most int64) [][]itemFile {
+	var out [][]itemFile
 	var size int64
 	from := 0
 	for i, r := range records {
@@ -172,7 +172,7 @@ func cut(records []record, most int64) [][]record {
 const recordsAtOnce = 64
 
 // fileOf returns the data file of some records, one after the other.
-func fileOf(name string, records []record) *commit.DataFile {
+func fileOf(name string, records []itemFile) *commit.DataFile {
 	f := &commit.DataFile{Name: name}
 	alike := &layouts{of: map[*form][]commit.Part{}}
 	for some := range slices.Chunk(records, recordsAtOnce) {
@@ -206,7 +206,7 @@ type layouts struct {
 }
 
 // parts returns the parts of records, valid until the next call.
-func (l *layouts) parts(records []record) ([]commit.Part, error) {
+func (l *layouts) parts(records []itemFile) ([]commit.Part, error) {
 	l.out = l.out[:0]
 	for _, r := range records {
 		if r.form.value != nil {
@@ -230,7 +230,7 @@ func (l *layouts) parts(records []record) ([]commit.Part, error) {
 }
 
 // layout returns the parts of the record of a tensor, without the item.
-func (l *layouts) layout(r record) ([]commit.Part, error) {
+func (l *layouts) layout(r itemFile) ([]commit.Part, error) {
 	if parts, ok := l.of[r.form]; ok {
 		return parts, nil
 	}

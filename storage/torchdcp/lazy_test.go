@@ -28,7 +28,7 @@ func conjugated(t *testing.T, packed bool) (*archive, *meta.Entry) {
 		loc.Detail = &meta.Detail{Transforms: []string{"stream.zstd/1"}}
 	}
 	loc.Length = int64(len(b))
-	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": loc.Length}, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
+	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": loc.Length}, opened: map[recordAt]*torchsave.Tensor{}, good: map[recordAt]bool{}}
 	must.Get(blob.WriteAll(t.Context(), a.store, "f", b, nil))(t)
 	shape := []int64{2, 2}
 	e := &meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: shape, Chunks: []tensor.Box{tensor.Whole(shape)}, Locs: []meta.Location{loc}}}

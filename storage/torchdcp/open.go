@@ -45,7 +45,7 @@ func (f Format) describe(ctx context.Context, store blob.Store) (*reading.Source
 		return nil, err
 	}
 
-	a := &archive{store: store, transforms: f.Transforms, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
+	a := &archive{store: store, transforms: f.Transforms, opened: map[recordAt]*torchsave.Tensor{}, good: map[recordAt]bool{}}
 	if a.sizes, err = sizesOf(ctx, store, d.Data); err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ func packedTensor(t testing.TB, n int64) (*archive, *meta.Entry) {
 	record := must.Get(torchsave.Marshal(x))(t)
 	enc := must.Get(zstd.NewWriter(nil, zstd.WithWindowSize(1<<20)))(t)
 	b := enc.EncodeAll(record, nil)
-	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": int64(len(b))}, opened: map[place]*torchsave.Tensor{}, good: map[place]bool{}}
+	a := &archive{store: new(mem.Store), sizes: map[string]int64{"f": int64(len(b))}, opened: map[recordAt]*torchsave.Tensor{}, good: map[recordAt]bool{}}
 	must.Get(blob.WriteAll(t.Context(), a.store, "f", b, nil))(t)
 	e := &meta.Entry{FQN: "x", Tensor: &meta.Tensor{Shape: []int64{n}, Chunks: []tensor.Box{tensor.Whole([]int64{n})}}}
 	e.Tensor.DType = tensor.Uint8

@@ -141,7 +141,7 @@ func (m *merger) addLeaf(f *rankFile, it *rankedItem, l leaf) error {
 	if d := asDTensor(l.value); d != nil {
 		m.proof = true
 		if t = d.local; !recorded {
-			r, place = &record{dtype: t.DType, shape: d.shape, layout: d.layout, key: fmt.Sprint(d.layout)}, d.place
+			r, place = &holding{dtype: t.DType, shape: d.shape, layout: d.layout, key: fmt.Sprint(d.layout)}, d.place
 		}
 		if !recorded && d.err != nil {
 			v.err = reading.Damaged(f.name, "the DTensor %q: %w", l.path.FQN(), d.err)
@@ -179,7 +179,7 @@ func (v *ranksValue) form(key string, rank int, l leaf) *form {
 
 // addParts adds the chunks of a tensor that t, the part of a rank, holds. Of equal boxes
 // the box of the lowest rank counts.
-func (v *ranksValue) addParts(f *rankFile, l leaf, r *record, place int, t *torchsave.Tensor) error {
+func (v *ranksValue) addParts(f *rankFile, l leaf, r *holding, place int, t *torchsave.Tensor) error {
 	local, err := r.layout.LocalShape(r.shape, place)
 	if err != nil {
 		return err
@@ -205,7 +205,7 @@ func (v *ranksValue) addParts(f *rankFile, l leaf, r *record, place int, t *torc
 			continue
 		}
 		to.seen[at] = true
-		all.chunks, all.parts = append(all.chunks, p.Box), append(all.parts, Part{File: f.file, Tensor: view(t, p)})
+		all.chunks, all.parts = append(all.chunks, p.Box), append(all.parts, Elements{File: f.file, Tensor: view(t, p)})
 	}
 
 	return nil

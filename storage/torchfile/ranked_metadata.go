@@ -29,14 +29,14 @@ type rankedMetadata struct {
 type rankedItem struct {
 	files map[int]rankedFile // by rank
 	// tensors are the records of each tensor, by the key of its path below the item.
-	tensors map[string][]record
+	tensors map[string][]holding
 	paths   map[string]meta.Path // below the item, by the same key
 	names   map[string]meta.Path // the same, by name: safetensors have only names
 }
 
 // record returns the record of a tensor that rank holds, and the place of the rank in its
 // layout.
-func (it *rankedItem) record(key string, rank int) (r *record, place int, ok bool) {
+func (it *rankedItem) record(key string, rank int) (r *holding, place int, ok bool) {
 	for i := range it.tensors[key] {
 		r := &it.tensors[key][i]
 		if place, ok := r.places[rank]; ok {
@@ -49,8 +49,8 @@ func (it *rankedItem) record(key string, rank int) (r *record, place int, ok boo
 // rankedFile is where a rank keeps an item. An empty name is the default.
 type rankedFile struct{ name, kind string }
 
-// record says how some ranks hold a tensor.
-type record struct {
+// holding says how some ranks hold a tensor.
+type holding struct {
 	dtype  tensor.DType
 	shape  []int64
 	layout shard.Layout
@@ -116,7 +116,7 @@ func (md *rankedMetadata) readV1(root map[string]any) {
 func (md *rankedMetadata) item(name string) *rankedItem {
 	it := md.items[name]
 	if it == nil {
-		it = &rankedItem{files: map[int]rankedFile{}, tensors: map[string][]record{}, paths: map[string]meta.Path{}, names: map[string]meta.Path{}}
+		it = &rankedItem{files: map[int]rankedFile{}, tensors: map[string][]holding{}, paths: map[string]meta.Path{}, names: map[string]meta.Path{}}
 		md.items[name] = it
 	}
 	return it
@@ -147,7 +147,7 @@ func (it *rankedItem) addTensor(md *rankedMetadata, path meta.Path, records any)
 		d := dictOf(v, key)
 		m := dictOf(d["sharding_metadata"], "sharding_metadata")
 		data := dictOf(m["data"], "data")
-		r := record{dtype: dtypeOf(data["dtype"]), shape: shapeOf(data["global_shape"], "global_shape"), key: strconv.Itoa(len(it.tensors[key]))}
+		r := holding{dtype: dtypeOf(data["dtype"]), shape: shapeOf(data["global_shape"], "global_shape"), key: strconv.Itoa(len(it.tensors[key]))}
 		switch kind := textOf(m["type"], "type"); kind {
 		case "DTensorShardingMetadata":
 			r.layout, r.places = md.meshLayout(data)
@@ -164,8 +164,8 @@ func (it *rankedItem) addTensor(md *rankedMetadata, path meta.Path, records any)
 
 // addExplicit adds the boxes that a rank lists. Together with the boxes of the other
 // ranks they are one layout.
-func (it *rankedItem) addExplicit(key string, r record, rank int, parts []shard.Part) {
-	i := slices.IndexFunc(it.tensors[key], func(o record) bool {
+func (it *rankedItem) addExplicit(key string, r holding, rank int, parts []shard.Part) {
+	i := slices.IndexFunc(it.tensors[key], func(o holding) bool {
 		_, ok := o.layout.(shard.Explicit)
 		return ok && o.dtype == r.dtype && slices.Equal(o.shape, r.shape)
 	})

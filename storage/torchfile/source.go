@@ -41,7 +41,7 @@ type Builder struct {
 	opened  map[string]*File
 	// where are the places of the chunks of each tensor, and values are the values that
 	// are not inline, both by name.
-	where  map[string][]Part
+	where  map[string][]Elements
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
@@ -52,9 +52,9 @@ type Builder struct {
 	sharers map[[2]string][]string
 }
 
-// Part is the place of a chunk: a tensor of a file or, if the chunk has another shape
+// Elements is the place of a chunk: a tensor of a file or, if the chunk has another shape
 // than the tensor, the elements of a contiguous tensor from the element From on.
-type Part struct {
+type Elements struct {
 	File *File
 	*torchsave.Tensor
 	From int64
@@ -66,7 +66,7 @@ type Part struct {
 type sharded struct {
 	shape  []int64
 	chunks []tensor.Box
-	parts  []Part
+	parts  []Elements
 }
 
 // encodedValue is a value in a codec of package value.
@@ -78,7 +78,7 @@ type encodedValue struct {
 // NewBuilder returns a builder for a checkpoint in store.
 func NewBuilder(store blob.Store) *Builder {
 	return &Builder{
-		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Part{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Elements{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
@@ -156,7 +156,7 @@ func (b *Builder) inside(in namedLeaf, at []string, t *torchsave.Tensor) string 
 
 // whole describes a tensor that is whole in one file.
 func (b *Builder) whole(fqn string, f *File, t *torchsave.Tensor) *meta.Tensor {
-	return b.sharded(fqn, &sharded{t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}}})
+	return b.sharded(fqn, &sharded{t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Elements{{File: f, Tensor: t}}})
 }
 
 // sharded describes a tensor in chunks, with the properties of the first one.
@@ -182,7 +182,7 @@ func (b *Builder) sharded(fqn string, s *sharded) *meta.Tensor {
 
 // share notes that a name needs the storage of a part. It returns the key of the part:
 // parts of one key and one place are the same.
-func (b *Builder) share(fqn string, p *Part) string {
+func (b *Builder) share(fqn string, p *Elements) string {
 	b.AddFile(p.File)
 	if p.made != nil {
 		return fqn
@@ -195,7 +195,7 @@ func (b *Builder) share(fqn string, p *Part) string {
 }
 
 // span returns the range of a chunk in its file: its offset and its length.
-func (p *Part) span(chunk tensor.Box) (offset, length int64) {
+func (p *Elements) span(chunk tensor.Box) (offset, length int64) {
 	switch {
 	case p.made != nil:
 		return p.File.offset + p.File.PickleOffset, 0
@@ -207,14 +207,14 @@ func (p *Part) span(chunk tensor.Box) (offset, length int64) {
 }
 
 // is reports whether a chunk is the tensor, and not some of its elements.
-func (p *Part) is(chunk tensor.Box) bool { return slices.Equal(p.Shape, chunk.Sizes) }
+func (p *Elements) is(chunk tensor.Box) bool { return slices.Equal(p.Shape, chunk.Sizes) }
 
 // View returns the entry of a tensor of a file, under the name of the path or a name like
 // it. If dtype is not the tensor's, readers convert its elements. key distinguishes
 // tensors at one place that are not tied; empty: they are. The entry is part of the
 // checkpoint only if it is passed to Append.
 func (b *Builder) View(path meta.Path, dtype tensor.DType, key string, f *File, t *torchsave.Tensor) meta.Entry {
-	e := b.Gathered(path, dtype, t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Part{{File: f, Tensor: t}})
+	e := b.Gathered(path, dtype, t.Shape, []tensor.Box{tensor.Whole(t.Shape)}, []Elements{{File: f, Tensor: t}})
 	if key != "" {
 		e.Tensor.Locs[0].Detail.Key += "/" + key
 	}
@@ -223,7 +223,7 @@ func (b *Builder) View(path meta.Path, dtype tensor.DType, key string, f *File, 
 
 // Gathered is View for a tensor in chunks: chunks[i] is at parts[i]. There is at least one.
 // The builder keeps both slices.
-func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, chunks []tensor.Box, parts []Part) meta.Entry {
+func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, chunks []tensor.Box, parts []Elements) meta.Entry {
 	fqn := b.names.unused(path.FQN())
 	e := meta.Entry{FQN: fqn, Path: path, Tensor: b.sharded(fqn, &sharded{shape, chunks, parts})}
 	e.Tensor.Properties = meta.Properties{DType: dtype}
@@ -233,7 +233,7 @@ func (b *Builder) Gathered(path meta.Path, dtype tensor.DType, shape []int64, ch
 // Constant is View for a tensor without dimensions that has its value in the pickle of a
 // file.
 func (b *Builder) Constant(path meta.Path, dtype tensor.DType, f *File, v float64) meta.Entry {
-	return b.Gathered(path, dtype, []int64{}, []tensor.Box{tensor.Whole(nil)}, []Part{{File: f, made: constant(v)}})
+	return b.Gathered(path, dtype, []int64{}, []tensor.Box{tensor.Whole(nil)}, []Elements{{File: f, made: constant(v)}})
 }
 
 // Again returns an entry of the same tensor as e, under another name.

@@ -54,6 +54,8 @@ func TestLoadReadsWhatItNeeds(t *testing.T) {
 			if stats.Needed != total || stats.Read != stats.Rounded || stats.Read > total+c.rounding {
 				t.Errorf("stats = %+v; want %d needed, and at most %d more read", stats, total, c.rounding)
 			}
+			t.Logf("needed %d bytes, %.3f of it in whole tiles, read %.3f in %d requests",
+				stats.Needed, float64(stats.Rounded)/float64(total), float64(stats.Read)/float64(total), stats.Requests)
 			var read, requests int64
 			for _, e := range store.Ops() {
 				if e.Op == fault.Read && strings.HasSuffix(e.Name, ".safetensors") {

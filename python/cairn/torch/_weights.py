@@ -188,7 +188,7 @@ class _Closed(BaseException):
     """The caller has closed the iterator."""
 
     def __repr__(self) -> str:  # as other ranks receive it
-        return "it has stopped the load"
+        return "the trainer cancelled the load"
 
 
 class _Item:

@@ -231,7 +231,7 @@ def fail(rank, folder, path, how):
     except (errors.CairnError, ValueError) as e:
         if rank != 2:
             assert "rank 2" in str(e), e
-            assert how != "close" or "rank 2: it has stopped the load" in str(e), e
+            assert how != "close" or "rank 2: the trainer cancelled the load" in str(e), e
     finally:
         dist.barrier()
         if how != "names":  # the group can be used again

@@ -48,9 +48,6 @@ func gbs(bytes int64, d time.Duration) float64 {
 	return float64(bytes) / 1e9 / d.Seconds()
 }
 
-// resetPeakRSS makes peakRSS start again, if the system supports it.
-func resetPeakRSS() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
-
 // peakRSS returns the largest resident memory of this process, or 0 if it is
 // unknown.
 func peakRSS() int64 {

@@ -40,56 +40,8 @@ func TestTransformerHasTheSizeThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestReshardBench(t *testing.T) {
-	r := must.Get(Reshard(t.Context(), ReshardOptions{Dir: t.TempDir(), Bytes: 40 << 20}))(t)
-	for _, c := range r.Cases {
-		if c.Needed != r.Bytes {
-			t.Errorf("%s: needed %d; the state has %d bytes", c.Case, c.Needed, r.Bytes)
-		}
-		// A rank reads at most the tiles that its part touches.
-		if c.Read != c.Rounded || float64(c.Read) > 1.4*float64(c.Needed) {
-			t.Errorf("%s: read %d, in tiles %d, needed %d", c.Case, c.Read, c.Rounded, c.Needed)
-		}
-	}
-}
-
-func TestOpenBench(t *testing.T) {
-	r := must.Get(OpenBench(t.Context(), OpenOptions{Dir: t.TempDir(), Chunks: 10_000, Repeat: 1}))(t)
-	if r.Chunks != 10_000 || r.Tensors != 100 || r.IndexBytes < 40_000 || r.Seconds <= 0 {
-		t.Errorf("OpenBench = %+v; want 10,000 chunks of 100 tensors", r)
-	}
-	if r.LookupBytes <= 0 || r.LookupBytes > 256<<10 {
-		t.Errorf("a look-up read %d bytes of the index; want 1 to 256 KiB", r.LookupBytes)
-	}
-}
-
 func TestBenchmarksRefuseInvalidSizes(t *testing.T) {
-	if _, err := Plan(t.Context(), PlanOptions{}); err == nil {
-		t.Error("Plan without ranks succeeded")
-	}
 	if _, err := IO(t.Context(), IOOptions{Dir: t.TempDir()}); err == nil {
 		t.Error("IO without ranks succeeded")
-	}
-	if _, err := OpenBench(t.Context(), OpenOptions{Dir: t.TempDir()}); err == nil {
-		t.Error("OpenBench without chunks succeeded")
-	}
-}
-
-func TestConvertBench(t *testing.T) {
-	for _, pair := range [][2]string{{"torchdcp", "hf"}, {"native", "torchdcp"}, {"hf", "native"}} {
-		r, err := Convert(t.Context(), ConvertOptions{Dir: t.TempDir(), Bytes: 8<<20 + 5000, From: pair[0], To: pair[1], Repeat: 1})
-		if err != nil {
-			t.Fatalf("%v: %v", pair, err)
-		}
-		if r.Copy <= 0 || r.Convert <= 0 || r.Ratio <= 0 || r.Bytes != 8<<20+5000 || r.Files < 1 {
-			t.Errorf("%v: Convert = %+v; want figures", pair, r)
-		}
-	}
-}
-
-func TestPlanBench(t *testing.T) {
-	r := must.Get(Plan(t.Context(), PlanOptions{Ranks: 16, Tensors: 20}))(t)
-	if r.Items != 320 || r.IndexBytes == 0 || len(r.Phases) != 4 || r.RepeatSeconds <= 0 {
-		t.Errorf("Plan = %+v; want 320 items, an index, four phases and a repeat", r)
 	}
 }

@@ -11,13 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
-	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchPlanCmd(), newBenchIOCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd(), newBenchAsyncCmd(), newBenchReshardCmd(), newBenchOpenCmd(),
-		newBenchConvertCmd(), newBenchTinyCmd())
+	cmd.AddCommand(newBenchIOCmd(), newBenchAsyncCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd())
 	return cmd
 }
 
@@ -67,31 +65,6 @@ func benchCommand[R any](name string, low lowest, run func(ctx context.Context, 
 
 // two prints a number with two decimals.
 func two(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
-
-func newBenchPlanCmd() *cobra.Command {
-	o := bench.PlanOptions{Ranks: 1024, Tensors: 1000}
-	cmd := benchCommand("plan", lowest{"ranks": 1, "tensors": 1},
-		func(ctx context.Context, _ *output) (*bench.PlanResult, error) { return bench.Plan(ctx, o) }, printPlanBench)
-	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks")
-	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
-	return cmd
-}
-
-func printPlanBench(o *output, r *bench.PlanResult) {
-	o.printf("%d ranks x %d tensors: %s items\n\n", r.Ranks, r.Tensors, formatCount(int64(r.Items)))
-	t := newRows("PHASE", ">TIME")
-	for _, p := range slices.Sorted(maps.Keys(r.Phases)) {
-		t.add(p, formatSeconds(r.Phases[p]))
-	}
-	t.add("all of it", formatSeconds(r.Seconds))
-	t.add("once more, unchanged", fmt.Sprintf("%.2f ms", r.RepeatSeconds*1000))
-	for _, p := range slices.Sorted(maps.Keys(r.Outside)) {
-		t.add("(outside: "+p+")", formatSeconds(r.Outside[p]))
-	}
-	o.table(t)
-	o.printf("\nindex %s, plan on the wire %s a rank, peak memory %s\n",
-		formatBytes(int64(r.IndexBytes)), formatBytes(int64(r.WireBytes)), formatBytes(r.PeakRSS))
-}
 
 // addFolderFlag adds --dir. The help describes its default, which depends on the
 // machine.
@@ -276,101 +249,4 @@ func printAsyncBench(o *output, r *bench.AsyncResult) {
 	t.add("until durable, against a save", two(r.Save), two(r.Durable), two(r.DurableRatio))
 	o.table(t)
 	o.printf("\nfirst stall %s GB/s; staging memory %s of %s\n", two(r.FirstStall), formatBytes(r.PeakStaging), formatBytes(r.Ceiling))
-}
-
-func newBenchReshardCmd() *cobra.Command {
-	o := bench.ReshardOptions{Bytes: 256 << 20}
-	cmd := benchCommand("reshard", lowest{"size": 1},
-		func(ctx context.Context, _ *output) (*bench.ReshardResult, error) { return bench.Reshard(ctx, o) }, printReshardBench)
-	addFolderFlag(cmd, &o.Dir)
-	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
-	return cmd
-}
-
-func printReshardBench(o *output, r *bench.ReshardResult) {
-	t := newRows("CASE", ">NEEDED", ">IN TILES", ">READ", ">REQUESTS", ">READ/NEEDED")
-	for _, c := range r.Cases {
-		t.add(c.Case, formatBytes(c.Needed), formatBytes(c.Rounded), formatBytes(c.Read),
-			formatCount(c.Requests), strconv.FormatFloat(c.Ratio, 'f', 3, 64))
-	}
-	o.table(t)
-}
-
-func newBenchOpenCmd() *cobra.Command {
-	o := bench.OpenOptions{Chunks: 1_000_000}
-	cmd := benchCommand("open", lowest{"chunks": 1},
-		func(ctx context.Context, _ *output) (*bench.OpenResult, error) { return bench.OpenBench(ctx, o) }, printOpenBench)
-	cmd.Flags().IntVar(&o.Chunks, "chunks", o.Chunks, "number of chunks")
-	cmd.Flags().StringVar(&o.Format, "format", formats.Native, "`format` of the checkpoint: native or torchdcp")
-	completeFlag(cmd, choices(formats.Native, formats.TorchDCP), "format")
-	cmd.Flags().StringVar(&o.Keep, "keep", "", "new `folder` for the checkpoint, which then stays")
-	addFolderFlag(cmd, &o.Dir)
-	return cmd
-}
-
-func printOpenBench(o *output, r *bench.OpenResult) {
-	o.printf("%s chunks of %s: index %s, record %s\n", formatCount(int64(r.Chunks)), plural(r.Tensors, "tensor"),
-		formatBytes(r.IndexBytes), formatBytes(r.RecordBytes))
-	o.printf("open and read all: %s; and summarise: %s\n", formatSeconds(r.Seconds), formatSeconds(r.InspectSeconds))
-	o.printf("open and find one: %.2f ms, %s read\n", r.LookupSeconds*1000, formatBytes(r.LookupBytes))
-}
-
-func newBenchConvertCmd() *cobra.Command {
-	o := bench.ConvertOptions{From: formats.TorchDCP, To: formats.HF, Bytes: 4 << 30, Ranks: 4, Repeat: 3, Memory: 512 << 20}
-	low := lowest{"ranks": 1, "repeat": 1, "size": 1 << 20, "processes": 0}
-	cmd := benchCommand("convert", low, func(ctx context.Context, out *output) (*bench.ConvertResult, error) {
-		var err error
-		if o.Program, err = ownCommand(); err != nil {
-			return nil, err
-		}
-		o.Log, o.Logger = benchLog(out), out.logger()
-		return bench.Convert(ctx, o)
-	}, printConvertBench)
-	addFolderFlag(cmd, &o.Dir)
-	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
-	cmd.Flags().StringVar(&o.From, "from", o.From, "`format` of the source")
-	cmd.Flags().StringVar(&o.To, "to", o.To, "`format` of the target")
-	completeFlag(cmd, choices(formats.Writable()...), "from", "to")
-	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks that save the source")
-	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
-	cmd.Flags().Var((*sizeFlag)(&o.Memory), "memory", "bound of the conversion's buffers")
-	cmd.Flags().BoolVar(&o.Recipe, "recipe", false, "convert a model with experts through a recipe (--from hf)")
-	cmd.Flags().IntVar(&o.Processes, "processes", 0, "compare one process with `N` that share the work, instead of with a copy")
-	return cmd
-}
-
-func printConvertBench(o *output, r *bench.ConvertResult) {
-	o.printf("%s from %s to %s, best of %d\n\n", formatBytes(r.Bytes), r.From, r.To, r.Repeat)
-	if r.Processes > 0 {
-		t := newRows(">1 PROCESS GB/s", fmt.Sprintf(">%d PROCESSES GB/s", r.Processes), ">RATIO")
-		t.add(two(r.Convert), two(r.Job), two(r.Ratio))
-		o.table(t)
-		return
-	}
-	t := newRows(">COPY GB/s", ">CONVERT GB/s", ">RATIO", ">PEAK MEMORY")
-	t.add(two(r.Copy), two(r.Convert), two(r.Ratio), formatBytes(r.PeakRSS))
-	o.table(t)
-}
-
-func newBenchTinyCmd() *cobra.Command {
-	o := bench.TinyOptions{Tensors: 200_000}
-	cmd := benchCommand("tiny", lowest{"tensors": 1}, func(ctx context.Context, out *output) (r *bench.TinyResult, err error) {
-		if o.Program, err = ownCommand(); err != nil {
-			return nil, err
-		}
-		o.Log = benchLog(out)
-		return bench.Tiny(ctx, o)
-	}, printTinyBench)
-	addFolderFlag(cmd, &o.Dir)
-	cmd.Flags().IntVar(&o.Tensors, "tensors", o.Tensors, "number of tensors")
-	return cmd
-}
-
-func printTinyBench(o *output, r *bench.TinyResult) {
-	o.printf("%s tensors of 16 bytes\n\n", formatCount(int64(r.Tensors)))
-	t := newRows("STEP", ">TIME", ">CPU", ">PEAK MEMORY")
-	for _, s := range r.Steps {
-		t.add(s.Step, formatSeconds(s.Seconds), formatSeconds(s.CPUSeconds), formatBytes(s.PeakRSS))
-	}
-	o.table(t)
 }

@@ -17,13 +17,11 @@ import (
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/convert"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/run"
-	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
@@ -214,18 +212,6 @@ func TestRowsAlign(t *testing.T) {
 	var b bytes.Buffer
 	r.print(&b, "  ", 0)
 	want := "  NAME    SIZE  X\n  a        1 B  -\n  übe   1000 B  y\n"
-	if d := cmp.Diff(want, b.String()); d != "" {
-		t.Errorf("table: -want +got\n%s", d)
-	}
-}
-
-func TestReshardTable(t *testing.T) {
-	var b bytes.Buffer
-	o := &output{out: &b}
-	printReshardBench(o, &bench.ReshardResult{Cases: []bench.ReshardRow{
-		{Case: "rows", ReadStats: storage.ReadStats{Needed: 1 << 20, Rounded: 2 << 20, Read: 2 << 20, Requests: 1234}, Ratio: 2},
-	}})
-	want := "CASE   NEEDED  IN TILES     READ  REQUESTS  READ/NEEDED\nrows  1.0 MiB   2.0 MiB  2.0 MiB    1.23 k        2.000\n"
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Errorf("table: -want +got\n%s", d)
 	}

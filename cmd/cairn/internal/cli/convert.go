@@ -149,9 +149,13 @@ type conversionPlan struct {
 
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group) error {
 	ctx := cmd.Context()
+	if err := f.checkFormat(cmd); err != nil {
+		return err
+	}
 	if err := f.recipe.check(cmd); err != nil {
 		return err
 	}
+
 	at := checkpointAddress(ctx, src)
 	root, err := openStore(ctx, at)
 	if err != nil {

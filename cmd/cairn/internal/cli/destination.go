@@ -156,13 +156,7 @@ var formatAliases = map[string]string{
 
 func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string, error) {
 	suffix := strings.ToLower(filepath.Ext(path))
-	to := cmp.Or(formatAliases[strings.ToLower(f.to)], f.to)
-	isForm := func(n recipe.Name) bool { return n.To == to && to != formats.HF }
-	switch {
-	case slices.ContainsFunc(recipe.Names(), isForm):
-		return "", usagef(cmd, "--to %s: it is a form of the weights, not a format: use --recipe hf-to-%s, and --to for one of %s", f.to, to, strings.Join(formats.Writable(), ", "))
-	case to != "" && !slices.Contains(formats.Writable(), to):
-		return "", usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Writable(), ", "))
+	switch to := f.named(); {
 	case to != "":
 		return to, nil
 	case slices.Contains(torchSuffixes, suffix):
@@ -180,6 +174,22 @@ func (f *conversionFlags) format(cmd *cobra.Command, from, path string) (string,
 		return to, nil
 	}
 	return "", usagef(cmd, "--to is missing: want one of %s", strings.Join(formats.Writable(), ", "))
+}
+
+// named returns the format that --to names, or "" without --to.
+func (f *conversionFlags) named() string { return cmp.Or(formatAliases[strings.ToLower(f.to)], f.to) }
+
+// checkFormat refuses a --to that names no format that cairn writes. It needs neither checkpoint.
+func (f *conversionFlags) checkFormat(cmd *cobra.Command) error {
+	to := f.named()
+	isForm := func(n recipe.Name) bool { return n.To == to && to != formats.HF }
+	switch {
+	case slices.ContainsFunc(recipe.Names(), isForm):
+		return usagef(cmd, "--to %s: it is a form of the weights, not a format: use --recipe hf-to-%s, and --to for one of %s", f.to, to, strings.Join(formats.Writable(), ", "))
+	case to != "" && !slices.Contains(formats.Writable(), to):
+		return usagef(cmd, "--to %s: want one of %s", f.to, strings.Join(formats.Writable(), ", "))
+	}
+	return nil
 }
 
 // file returns the writers' name for a checkpoint of one file, or "" if the

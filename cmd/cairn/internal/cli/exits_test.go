@@ -201,7 +201,7 @@ func TestExitCodesOfOtherMistakes(t *testing.T) {
 		"ls CK --match [": 2, "stats CK --select [": 2, "diff CK CK --select [": 2, "convert CK OUT --to hf --select [": 2,
 		// Wrong usage.
 		"nothing": 2, "ls": 2, "inspect": 2, "digest": 2, "cat CK": 2, "stats": 2, "diff CK": 2, "convert CK": 2, "merge CK": 2, "verify": 2,
-		"repair": 2, "table CK": 2, "bench nothing": 2, "demo x": 2, "run": 2, "version x": 2, "completion klingon": 2, "help nothing": 2,
+		"repair": 2, "table CK": 2, "bench nothing": 2, "demo x": 2, "launch": 2, "run": 2, "version x": 2, "completion klingon": 2, "help nothing": 2,
 		"ls CK --nothing": 2, "convert CK OUT --to nothing": 2, "cat CK step --slice 0": 2, "stats CK --sort nothing": 2, "demo --size 1": 2, "demo --dir CK/cairn.json/x": 2,
 		// Things that do not fit together.
 		"convert CK OUT --to hf": 7,

@@ -62,7 +62,10 @@ func printUsage(cmd *cobra.Command) error {
 	if cmd.HasExample() {
 		fmt.Fprintf(w, "\nExamples:\n%s\n", cmd.Example)
 	}
-	printCommands(w, "Commands:", cmd, isCommand, "")
+	for _, g := range cmd.Groups() {
+		printCommands(w, g.Title+":", cmd, func(c *cobra.Command) bool { return isCommand(c) && c.GroupID == g.ID }, "")
+	}
+	printCommands(w, "Commands:", cmd, func(c *cobra.Command) bool { return isCommand(c) && c.GroupID == "" }, "")
 	printFlags(w, "Flags:", cmd.LocalFlags())
 	printFlags(w, "Flags of every command:", cmd.InheritedFlags())
 	printCommands(w, "Topics:", cmd, (*cobra.Command).IsAdditionalHelpTopicCommand, "cairn help ")

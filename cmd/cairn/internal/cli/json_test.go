@@ -27,12 +27,12 @@ var jsonLines = []string{
 	"rewind RUN step-1", "rm RUN/step-1 --force", "recipes", "recipes show hf-to-titan/llama", "repair CK --dry-run", "clean CK",
 	"table CK -o OUT", "plot CK sizes -o OUT.svg", "version", "man MAN",
 	"bench async --size 1MiB --repeat 1 --dir RUN", "bench delta --size 4MiB --dir RUN",
-	"bench io --size 1MiB --repeat 1 --dir RUN", "bench open --chunks 100", "bench plan --ranks 2 --tensors 4", "bench reshard --size 1MiB",
+	"bench io --size 1MiB --repeat 1 --dir RUN",
 }
 
 // jsonTypes are the answers of commands that start other programs, or need a service.
 var jsonTypes = map[string]any{
-	"cairn bench blob": bench.BlobResult{}, "cairn bench convert": bench.ConvertResult{}, "cairn bench tiny": bench.TinyResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn run": launch.Report{}, "cairn web": webResult{},
+	"cairn bench blob": bench.BlobResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn launch": launch.Report{}, "cairn web": webResult{},
 }
 
 // notJSON are the commands whose output is a text for another program.

@@ -52,24 +52,18 @@ func page(root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString(pageHead)
 	fmt.Fprintf(&b, "\n## Flags of every command\n\n%s", flagTable(root.PersistentFlags()))
-	b.WriteString("\n## Commands\n")
-	var last, topics []*cobra.Command
-	for _, c := range root.Commands() {
-		switch {
-		case c.Hidden:
-		case c.IsAdditionalHelpTopicCommand():
-			topics = append(topics, c)
-		case c.Name() == "completion" || c.Name() == "help" || c.Name() == "man":
-			last = append(last, c) // of interest to few
-		default:
-			writeCommand(&b, c)
+	for _, g := range root.Groups() {
+		fmt.Fprintf(&b, "\n## %s\n", g.Title)
+		for _, c := range root.Commands() {
+			if c.GroupID == g.ID && !c.Hidden {
+				writeCommand(&b, c)
+			}
 		}
 	}
-	for _, c := range last {
-		writeCommand(&b, c)
-	}
-	for _, c := range topics {
-		fmt.Fprintf(&b, "\n## %s\n\n%s", c.Short, markdown(c.Long))
+	for _, c := range root.Commands() {
+		if c.IsAdditionalHelpTopicCommand() {
+			fmt.Fprintf(&b, "\n## %s\n\n%s", c.Short, markdown(c.Long))
+		}
 	}
 	return b.String()
 }
@@ -169,12 +163,12 @@ func TestJSONIsExplained(t *testing.T) {
 	root := newRootCmd()
 	for name, vs := range map[string][]any{
 		"ls": {listing{}}, "inspect": {overview{}, closeUp{}, branch{}}, "digest": {digestList{}}, "verify": {verdict{}, runVerdict{}},
-		"convert": {conversionResult{}, conversionPlan{}}, "bench convert": {bench.ConvertResult{}},
-		"repair": {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
-		"exit-codes": {failure{}}, "bench plan": {bench.PlanResult{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
-		"run": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
+		"convert": {conversionResult{}, conversionPlan{}},
+		"repair":  {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
+		"exit-codes": {failure{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
+		"launch": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
 		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctor.Report{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}},
-		"web": {webResult{}}, "bench reshard": {bench.ReshardResult{}}, "bench open": {bench.OpenResult{}},
+		"web": {webResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))
 		if err != nil {

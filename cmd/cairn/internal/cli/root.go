@@ -108,13 +108,31 @@ func newRootCmd() *cobra.Command {
 		cmd.SetContext(blob.WithLogger(cmd.Context(), outputOf(cmd).storeLogger()))
 	}
 	root.Flags().Bool("version", false, "print the version, as 'cairn version' does")
-	root.AddCommand(newDemoCmd(), newInspectCmd(), newLsCmd(), newDigestCmd(), newCatCmd(), newStatsCmd(),
-		newDiffCmd(), newConvertCmd(), newMergeCmd(), newCpCmd(), newSyncCmd(), newRunsCmd(), newLogCmd(), newTagCmd(), newSettingsCmd(), newPruneCmd(), newRewindCmd(), newRmCmd(), newFlattenCmd(), newVerifyCmd(), newDoctorCmd(), newLatestCmd(), newRecipesCmd(), newRepairCmd(), newCleanCmd(), newTableCmd(), newWebCmd(), newPlotCmd(), newBenchCmd(),
-		newRunCmd(), newSaverCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
+	addGroup(root, "Look at checkpoints", newInspectCmd(), newLsCmd(), newCatCmd(), newStatsCmd(), newDigestCmd(), newVerifyCmd(),
+		newDiffCmd(), newPlotCmd(), newTableCmd(), newWebCmd())
+	addGroup(root, "Change and copy checkpoints", newConvertCmd(), newMergeCmd(), newRecipesCmd(), newCpCmd(), newFlattenCmd(),
+		newRepairCmd(), newCleanCmd())
+	addGroup(root, "Look after the checkpoints of a run", newRunsCmd(), newLogCmd(), newLatestCmd(), newTagCmd(), newSettingsCmd(),
+		newPruneCmd(), newRmCmd(), newRewindCmd(), newSyncCmd())
+	addGroup(root, "Start jobs", newLaunchCmd(), newSaverCmd())
+	addGroup(root, groupSetUp, newDemoCmd(), newDoctorCmd(), newBenchCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())
+	root.SetHelpCommandGroupID(groupSetUp)
 	root.InitDefaultHelpCmd()
 	return root
+}
+
+// groupSetUp is the group to which help belongs, too.
+const groupSetUp = "Set up and try out"
+
+// addGroup adds commands that the help lists together, below a title.
+func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, c := range commands {
+		c.GroupID = title
+	}
+	root.AddCommand(commands...)
 }
 
 func runRoot(cmd *cobra.Command, args []string) error {

@@ -21,7 +21,7 @@ import (
 type job struct {
 	Config
 	path  string // of the program
-	at    place
+	at    meeting
 	env   []string
 	procs []*process
 	logs  []*os.File
@@ -49,7 +49,7 @@ func newJob(c Config) (*job, error) {
 		return nil, err
 	}
 	j := &job{Config: c, path: path, printer: newPrinter(c.N), exits: make(chan Exit, c.N)}
-	if j.at, err = newPlace(&c); err != nil {
+	if j.at, err = newMeeting(&c); err != nil {
 		return nil, err
 	}
 	if err := j.prepare(); err != nil {

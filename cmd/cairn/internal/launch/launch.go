@@ -174,24 +174,24 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 // secretVariable is the environment variable of the job's secret.
 const secretVariable = "CAIRN_SECRET"
 
-// place is the address at which the ranks of a job meet.
-type place struct {
+// meeting is the address at which the ranks of a job meet.
+type meeting struct {
 	addr   string
 	port   int
 	folder string // of the socket, or ""
 }
 
-// newPlace chooses the address at which the ranks meet, as far as the
+// newMeeting chooses the address at which the ranks meet, as far as the
 // configuration leaves it open.
-func newPlace(c *Config) (place, error) {
+func newMeeting(c *Config) (meeting, error) {
 	if c.Unix {
-		dir, err := os.MkdirTemp("", "cairn-run-") // for this user only
+		dir, err := os.MkdirTemp("", "cairn-launch-") // for this user only
 		if err != nil {
-			return place{}, err
+			return meeting{}, err
 		}
-		return place{addr: "unix:" + filepath.Join(dir, "0.sock"), folder: dir}, nil
+		return meeting{addr: "unix:" + filepath.Join(dir, "0.sock"), folder: dir}, nil
 	}
-	p := place{addr: c.Addr, port: c.Port}
+	p := meeting{addr: c.Addr, port: c.Port}
 	if p.port != 0 {
 		return p, nil
 	}
@@ -225,7 +225,7 @@ func freePort(host string) (int, error) {
 	return 0, fmt.Errorf("find a free port: %w", last)
 }
 
-func (c *Config) environ(at place) ([]string, error) {
+func (c *Config) environ(at meeting) ([]string, error) {
 	env := append(os.Environ(), c.Env...)
 	secret := c.Secret
 	for _, v := range env {

@@ -51,8 +51,8 @@ func (t *tiles) Take(p []byte) error {
 	return j.partDone()
 }
 
-// part is the read of one box of a region without tiles.
-type part struct {
+// boxRead is the read of one box of a region without tiles.
+type boxRead struct {
 	job    *job
 	gap    int64
 	box    tensor.Box // relative to the chunk
@@ -64,8 +64,8 @@ type part struct {
 	crc    uint32 // of the bytes that stepper has seen
 }
 
-// stepper computes the checksum of a part while the bytes of the part are read.
-type stepper struct{ *part }
+// stepper computes the checksum of a boxRead while its bytes are read.
+type stepper struct{ *boxRead }
 
 var _ Stepper = stepper{}
 
@@ -83,7 +83,7 @@ func (j *job) addParts() (err error) {
 	}
 
 	j.lay.cut(j.box, m, func(box tensor.Box) {
-		p := &part{job: j, gap: m.gap, box: box, offset: j.lay.offset(box.Offsets)}
+		p := &boxRead{job: j, gap: m.gap, box: box, offset: j.lay.offset(box.Offsets)}
 		if err == nil {
 			p.to, err = j.to.Narrow(box.Relative(j.box.Offsets))
 		}
@@ -113,9 +113,9 @@ func (j *job) addParts() (err error) {
 // checked reports whether the chunk lies in a record with a checksum.
 func (j *job) checked() bool { return j.b.c.sums != nil && j.at.Region.Sum != nil }
 
-// sum adds the bytes of a part, as the store returned them, to the checksum of their
+// sum adds the bytes of a read, as the store returned them, to the checksum of their
 // record.
-func (p *part) sum(b []byte) error {
+func (p *boxRead) sum(b []byte) error {
 	r, sums := p.job.at.Region, p.job.b.c.sums
 	if p.in {
 		return sums.add(r.File, r.Sum, p.offset, b, &p.crc)
@@ -134,9 +134,9 @@ func (p *part) sum(b []byte) error {
 	return nil
 }
 
-// Take adds the bytes of a part to their checksum and copies them to the receiver's
+// Take adds the bytes of a read to their checksum and copies them to the receiver's
 // memory, unless they were read into it.
-func (p *part) Take(b []byte) error {
+func (p *boxRead) Take(b []byte) error {
 	r := p.job.at.Region
 	if p.job.checked() {
 		if err := p.sum(b); err != nil {

@@ -51,13 +51,13 @@ const DefaultLeft = Left(48 * time.Hour)
 // stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
 // newer than the head.
 //
-// What Apply keeps, it also keeps when it is applied again to the kept ones at the same time.
+// What Apply keeps, it also keeps when it is decision again to the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
-	a := &applied{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
+	d := &decision{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {
-		a.byName[all[i].Name] = i
+		d.byName[all[i].Name] = i
 		if all[i].Complete() {
-			a.order = append(a.order, i)
+			d.order = append(d.order, i)
 		}
 	}
 	commits := make([]savedStep, len(all))
@@ -65,13 +65,13 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 		commits[i] = all[i].commit()
 	}
 	at := positions(commits)
-	slices.SortStableFunc(a.order, func(i, j int) int { return cmp.Or(leftFirst(&all[i], &all[j]), at[i].compare(at[j])) })
-	a.judge(now)
-	above := a.shrink()
-	kept, referred := a.closure()
+	slices.SortStableFunc(d.order, func(i, j int) int { return cmp.Or(leftFirst(&all[i], &all[j]), at[i].compare(at[j])) })
+	d.askRules(now)
+	above := d.shrink()
+	kept, referred := d.closure()
 	out := make([]Verdict, len(all))
 	for i := range all {
-		v := Verdict{Checkpoint: all[i], Keep: kept[i], Reasons: a.why[i]}
+		v := Verdict{Checkpoint: all[i], Keep: kept[i], Reasons: d.why[i]}
 		switch {
 		case !all[i].Complete():
 			v.Keep, v.Reasons = true, []string{all[i].lacks()}
@@ -87,8 +87,53 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	return out
 }
 
-// applied is a policy and its reasons to keep checkpoints.
-type applied struct {
+// here returns the checkpoints of a place, the oldest first.
+func (p *pruning) here(place *Place) []Checkpoint {
+	var here []Checkpoint
+	for i := range p.all {
+		if c, ok := p.all[i].in(place); ok {
+			here = append(here, c)
+		}
+	}
+	return here
+}
+
+// decide applies the policy of a place to its checkpoints, the oldest first.
+func (p *pruning) decide(place *Place, policy Policy) []Pruned {
+	var out []Pruned
+	for _, v := range Apply(policy, p.here(place), p.opts.Now) {
+		c := v.Checkpoint
+		x := Pruned{Name: c.Name, Step: c.Step, Path: place.AddressOf(c.Name), Bytes: c.Bytes, Outcome: Kept, Reasons: v.Reasons, saveID: c.SaveID, bases: c.Bases}
+		if !v.Keep && place.isLink(c.Name) {
+			x.Reasons = []string{ReasonLink}
+		} else if !v.Keep {
+			x.Outcome = WouldRemove
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// in returns the checkpoint as it is in one place. ok is false if it is not there.
+func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
+	out, copied := *c, c.at(p)
+	if p.remote {
+		out.Local = nil
+	} else {
+		out.Remote = nil
+	}
+	if copied == nil {
+		return out, false
+	}
+	if copied.SaveID != c.SaveID || !copied.IsComplete() {
+		out.describe(copied.found)
+	}
+	out.Bytes, out.Bases = copied.Bytes, copied.bases() // uploads stand alone
+	return out, true
+}
+
+// decision is a policy, applied to checkpoints, and its reasons to keep them.
+type decision struct {
 	policy Policy
 	all    []Checkpoint
 	byName map[string]int // numbers in all
@@ -96,65 +141,65 @@ type applied struct {
 	why    [][]string     // for each of all: the reasons for which it is kept by itself
 }
 
-// judge asks each rule.
-func (a *applied) judge(now time.Time) {
-	sorted := make([]Checkpoint, len(a.order))
-	for k, i := range a.order {
-		sorted[k] = a.all[i]
+// askRules asks each rule, and adds the reasons that are not a rule.
+func (d *decision) askRules(now time.Time) {
+	sorted := make([]Checkpoint, len(d.order))
+	for k, i := range d.order {
+		sorted[k] = d.all[i]
 	}
-	for _, r := range a.policy.rules() {
+	for _, r := range d.policy.rules() {
 		for _, k := range r.keeps(sorted, now) {
-			a.why[a.order[k]] = append(a.why[a.order[k]], r.String())
+			d.why[d.order[k]] = append(d.why[d.order[k]], r.String())
 		}
 	}
-	mayRefer := slices.ContainsFunc(a.all, func(c Checkpoint) bool { return c.mayRefer() })
-	mayLead := slices.ContainsFunc(a.all, func(c Checkpoint) bool { return c.mayLead() })
-	for _, i := range a.order {
-		c := &a.all[i]
+	mayRefer := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayRefer() })
+	mayLead := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayLead() })
+	for _, i := range d.order {
+		c := &d.all[i]
 		for _, also := range []struct {
 			keep   bool
 			reason string
 		}{
-			{len(a.policy.Rules) == 0, ReasonAll},
-			{a.policy.keepTagged && len(c.Tags) > 0, ReasonTagged},
+			{len(d.policy.Rules) == 0, ReasonAll},
+			{d.policy.keepTagged && len(c.Tags) > 0, ReasonTagged},
 			{c.Problem != "" || mayLead, ReasonUnknown},
 			{mayRefer, ReasonMayRefer},
 		} {
-			if also.keep && !slices.Contains(a.why[i], also.reason) {
-				a.why[i] = append(a.why[i], also.reason)
+			if also.keep && !slices.Contains(d.why[i], also.reason) {
+				d.why[i] = append(d.why[i], also.reason)
 			}
 		}
 	}
-	if n := len(a.order); n > 0 {
-		newest := a.order[n-1]
-		a.why[newest] = append(a.why[newest], ReasonNewest)
+	if n := len(d.order); n > 0 {
+		newest := d.order[n-1]
+		d.why[newest] = append(d.why[newest], ReasonNewest)
 	}
-	for _, i := range a.order {
-		if why := a.policy.protect[a.all[i].Name]; why != "" && len(a.why[i]) == 0 {
-			a.why[i] = []string{why}
+	for _, i := range d.order {
+		if why := d.policy.protect[d.all[i].Name]; why != "" && len(d.why[i]) == 0 {
+			d.why[i] = []string{why}
 		}
 	}
 }
 
 // closure returns the checkpoints that are kept for a reason of their own, or because a kept
 // or an incomplete one refers to them, and the ones to which a kept one refers.
-func (a *applied) closure() (kept, referred []bool) {
-	kept, referred = make([]bool, len(a.all)), make([]bool, len(a.all))
+func (d *decision) closure() (kept, referred []bool) {
+	kept, referred = make([]bool, len(d.all)), make([]bool, len(d.all))
 	var keep func(i int)
 	keep = func(i int) {
 		if kept[i] {
 			return
 		}
 		kept[i] = true
-		for _, base := range a.all[i].Bases {
-			if j, ok := a.byName[base]; ok && j != i {
+		for _, base := range d.all[i].Bases {
+			if j, ok := d.byName[base]; ok && j != i {
 				referred[j] = true
 				keep(j)
 			}
 		}
 	}
-	for i := range a.all {
-		if len(a.why[i]) > 0 || !a.all[i].Complete() {
+	for i := range d.all {
+		if len(d.why[i]) > 0 || !d.all[i].Complete() {
 			keep(i)
 		}
 	}
@@ -163,32 +208,32 @@ func (a *applied) closure() (kept, referred []bool) {
 
 // shrink takes the reasons of the oldest checkpoints away until the kept ones fit below
 // the ceiling. It returns which ones lost their reasons.
-func (a *applied) shrink() []bool {
-	above := make([]bool, len(a.all))
-	for a.policy.AtMost > 0 && len(a.order) > 0 {
-		kept, referred := a.closure()
+func (d *decision) shrink() []bool {
+	above := make([]bool, len(d.all))
+	for d.policy.AtMost > 0 && len(d.order) > 0 {
+		kept, referred := d.closure()
 		total, oldest := int64(0), -1
-		for k, i := range a.order {
+		for k, i := range d.order {
 			if !kept[i] {
 				continue
 			}
-			total = addBytes(total, a.all[i].Bytes)
-			if oldest < 0 && k < len(a.order)-1 && !a.policy.hasTag(&a.all[i]) && !referred[i] && !a.mustStay(i) && a.policy.protect[a.all[i].Name] != ReasonNewest {
+			total = addBytes(total, d.all[i].Bytes)
+			if oldest < 0 && k < len(d.order)-1 && !d.policy.hasTag(&d.all[i]) && !referred[i] && !d.mustStay(i) && d.policy.protect[d.all[i].Name] != ReasonNewest {
 				oldest = i
 			}
 		}
-		if total <= a.policy.AtMost || oldest < 0 {
+		if total <= d.policy.AtMost || oldest < 0 {
 			break
 		}
-		a.why[oldest], above[oldest] = nil, true
+		d.why[oldest], above[oldest] = nil, true
 	}
 	return above
 }
 
 // mustStay reports whether a checkpoint stays despite a ceiling, because not enough is known to
 // remove it.
-func (a *applied) mustStay(i int) bool {
-	return slices.Contains(a.why[i], ReasonUnknown) || slices.Contains(a.why[i], ReasonMayRefer)
+func (d *decision) mustStay(i int) bool {
+	return slices.Contains(d.why[i], ReasonUnknown) || slices.Contains(d.why[i], ReasonMayRefer)
 }
 
 // leftFirst puts checkpoints on lines that were left before the others.

@@ -22,14 +22,18 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
-func newRunCmd() *cobra.Command {
-	f := runFlags{}
+// oldLaunch is the name of 'cairn launch' until 0.1.0, which no help shows.
+const oldLaunch = "run"
+
+func newLaunchCmd() *cobra.Command {
+	f := launchFlags{}
 	programs := cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault) // and files
-	cmd := newCommand("run", wantProgram, programs, func(cmd *cobra.Command, args []string) error {
+	cmd := newCommand("launch", wantProgram, programs, func(cmd *cobra.Command, args []string) error {
 		f.Command = args
-		return runRun(cmd, f)
+		return runLaunch(cmd, f)
 	})
 	f.add(cmd)
+	cmd.Aliases = []string{oldLaunch}
 	return cmd
 }
 
@@ -40,7 +44,7 @@ func wantProgram(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
+func (f *launchFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) {
 	c := f.Config
 	if err := f.check(cmd); err != nil {
 		return c, err
@@ -68,12 +72,16 @@ func (f *runFlags) config(cmd *cobra.Command, o *output) (launch.Config, error) 
 	return c, nil
 }
 
-func runRun(cmd *cobra.Command, f runFlags) error {
+func runLaunch(cmd *cobra.Command, f launchFlags) error {
 	o := outputOf(cmd)
+	if cmd.CalledAs() == oldLaunch {
+		o.warn("'cairn %s' is now '%s'; the next release knows only the new name", oldLaunch, cmd.CommandPath())
+	}
 	c, err := f.config(cmd, o)
 	if err != nil {
 		return err
 	}
+
 	signals := make(chan os.Signal, 8)
 	// Signals that were ignored when this program started, as by nohup, stay ignored.
 	if s := slices.DeleteFunc(launch.Passed(), signal.Ignored); len(s) > 0 {
@@ -101,10 +109,10 @@ func runRun(cmd *cobra.Command, f runFlags) error {
 	if rep != nil && o.json {
 		err = errors.Join(err, o.encode(o.out, rep))
 	}
-	return runFailure(cmd, f.Command[0], err)
+	return launchFailure(cmd, f.Command[0], err)
 }
 
-type runFlags struct {
+type launchFlags struct {
 	launch.Config
 	secretFile string
 	stdin      bool
@@ -112,7 +120,7 @@ type runFlags struct {
 	timeout    time.Duration
 }
 
-func (f *runFlags) add(cmd *cobra.Command) {
+func (f *launchFlags) add(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(flagFailure)
 	fl := cmd.Flags()
 	fl.SetInterspersed(false) // flags after the program belong to the program
@@ -148,7 +156,7 @@ func flagFailure(cmd *cobra.Command, err error) error {
 	return usagef(cmd, "--%s %s: want %s", bad.GetFlag().Name, quoteArg(bad.GetValue()), want)
 }
 
-func (f *runFlags) check(cmd *cobra.Command) error {
+func (f *launchFlags) check(cmd *cobra.Command) error {
 	switch {
 	case f.N < 1 || f.N > launch.MaxProcesses:
 		return usagef(cmd, "-n %d: want 1 to %d processes", f.N, launch.MaxProcesses)
@@ -166,7 +174,7 @@ func (f *runFlags) check(cmd *cobra.Command) error {
 	return f.checkHosts(cmd)
 }
 
-func (f *runFlags) checkHosts(cmd *cobra.Command) error {
+func (f *launchFlags) checkHosts(cmd *cobra.Command) error {
 	switch {
 	case f.Nodes < 1:
 		return usagef(cmd, "--nnodes %d: want at least 1 host", f.Nodes)
@@ -239,7 +247,7 @@ func (e *endError) Unwrap() error { return e.error }
 // the number of SIGPIPE, as in shells.
 const exitReader = 141
 
-func runFailure(cmd *cobra.Command, program string, err error) error {
+func launchFailure(cmd *cobra.Command, program string, err error) error {
 	rank, failed := errors.AsType[*launch.ExitError](err)
 	ended, signalled := errors.AsType[*launch.SignalError](err)
 	wrong, misused := errors.AsType[*launch.ConfigError](err)

@@ -3,23 +3,9 @@
 package bench
 
 import (
-	"os"
-	"runtime"
 	"syscall"
 	"time"
 )
-
-// maxRSS returns the largest resident memory of a process.
-func maxRSS(p *os.ProcessState) int64 {
-	u, ok := p.SysUsage().(*syscall.Rusage)
-	if !ok {
-		return 0
-	}
-	if runtime.GOOS == "darwin" {
-		return int64(u.Maxrss)
-	}
-	return int64(u.Maxrss) << 10
-}
 
 // cpuTime returns the processor time of this process.
 func cpuTime() time.Duration {
