@@ -1,4 +1,4 @@
-package cairn_test
+package runs
 
 import (
 	"errors"
@@ -15,9 +15,10 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/tensor"
+	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// onRanks calls fn on each rank of a group, and returns the errors.
+// runOnRanks calls fn on each rank of a group, and returns the errors.
 func runOnRanks(t *testing.T, n int, dir string, o cairn.RunOptions, fn func(rank int, r *cairn.Run) error) []error {
 	t.Helper()
 	errs := make([]error, n)
@@ -44,7 +45,7 @@ func TestRunSavesWhenDueAndLoadsWhatIsChosen(t *testing.T) {
 		for step := int64(1); step <= 45; step += 4 {
 			due, err := r.Due(t.Context(), step)
 			if err == nil && due {
-				_, err = r.Save(t.Context(), cairn.State{"x": whole(t, []int64{4}, float32(step))}, withStep(step, float64((step-21)*(step-21))))
+				_, err = r.Save(t.Context(), cairn.State{"x": jobtest.Whole(t, []int64{4}, float32(step))}, withStep(step, float64((step-21)*(step-21))))
 			}
 			if err != nil {
 				return err
@@ -62,7 +63,7 @@ func TestRunSavesWhenDueAndLoadsWhatIsChosen(t *testing.T) {
 
 	load := func(want float32, load func(r *cairn.Run, state cairn.State) (*cairn.LoadReport, error)) []error {
 		return runOnRanks(t, 2, dir, cairn.RunOptions{}, func(_ int, r *cairn.Run) error {
-			x := whole(t, []int64{4}, 0)
+			x := jobtest.Whole(t, []int64{4}, 0)
 			report, err := load(r, cairn.State{"x": x})
 			if err != nil {
 				return err
@@ -70,7 +71,7 @@ func TestRunSavesWhenDueAndLoadsWhatIsChosen(t *testing.T) {
 			if *report.Step != int64(want) {
 				return fmt.Errorf("loaded step %d; want %v", *report.Step, want)
 			}
-			if !tensor.Equal(x, whole(t, []int64{4}, want)) {
+			if !tensor.Equal(x, jobtest.Whole(t, []int64{4}, want)) {
 				return fmt.Errorf("loaded %v; want %v", x, want)
 			}
 			return nil
@@ -112,7 +113,7 @@ func TestRunFindsCheckpoints(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	r := newRun(t, dir, nil)
 	for step := range int64(3) {
-		must.Get(r.Save(t.Context(), cairn.State{"x": whole(t, []int64{4}, 1)}, withStep(step, float64(step))))(t)
+		must.Get(r.Save(t.Context(), cairn.State{"x": jobtest.Whole(t, []int64{4}, 1)}, withStep(step, float64(step))))(t)
 	}
 	if c := must.Get(r.Step(t.Context(), 1))(t); c.Path() != r.PathOf(1) || r.PathOf(1) != filepath.Join(dir, "step-000000001") {
 		t.Errorf("step 1 is at %s, and PathOf says %s", c.Path(), r.PathOf(1))
