@@ -176,8 +176,8 @@ func TestWebOfStore(t *testing.T) {
 		if place.Kind != c.kind || len(place.Checkpoints) != 1 || place.Checkpoints[0].ID != c.id || place.Checkpoints[0].Label != "a" {
 			t.Errorf("%s: the place is %+v; want a %s with the checkpoint %q", c.path, place, c.kind, c.id)
 		}
-		var names struct{ Names []string }
-		if s.get(t, "/api/names?c="+c.id, &names); len(names.Names) == 0 {
+		var names struct{ Form []int }
+		if s.get(t, "/api/names?c="+c.id, &names); len(names.Form) == 0 {
 			t.Errorf("%s: there are no names", c.path)
 		}
 		s.end(t)
