@@ -187,7 +187,7 @@ class Due:
             words = rule.split()
             unit = words[-1].removesuffix("s")
             if words[0] != "every" or (unit != "step" and unit not in _SECONDS):
-                raise errors.OptionsError(f'unusable options: policy: "{rule}" does not say when to save: want rules '
+                raise errors.OptionsError(f'unusable policy: "{rule}" does not say when to save: want rules '
                                           'such as "every 500 steps" and "every 30 minutes"', ("storage.options",))
             n = int(words[1]) if len(words) == 3 else 1
             if unit == "step":

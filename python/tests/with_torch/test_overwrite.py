@@ -160,7 +160,7 @@ class Choose(Case):
         self.assertEqual((run.best("loss").step, run.best("loss", highest=True).step, run.step(2).step), (1, 0, 2))
         with self.assertRaisesRegex(cairn.NotFoundError, "metric los: no checkpoint has the metric los; .* loss"):
             run.best("los")
-        with self.assertRaisesRegex(cairn.OptionsError, "^unusable options: policy: best by .*is unexpected"):
+        with self.assertRaisesRegex(cairn.OptionsError, "^unusable policy: best by .*is unexpected"):
             cairn.torch.load(state, run, best="first loss")
         with open(os.path.join(run.step(0).path, "cairn-notes.json"), "w") as f:
             f.write("{")
