@@ -3,7 +3,6 @@
 package interop
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -92,9 +91,7 @@ func readsFixtures(function string) func(r *rig) {
 	return func(r *rig) {
 		for _, c := range storagetest.Fixtures(r, "*/*") {
 			name := filepath.Base(filepath.Dir(filepath.Dir(c.Dir))) + "-" + filepath.Base(filepath.Dir(c.Dir))
-			if err := os.CopyFS(r.path(name), os.DirFS(c.Dir)); err != nil {
-				r.Fatal(err)
-			}
+			storagetest.CopyFolder(r, c.Dir, r.path(name))
 			want := items{}
 			for n, i := range c.Items {
 				if i.Kind == "tensor" && !slices.Contains(r.dtypes(), i.DType) {

@@ -3,7 +3,6 @@
 package interop
 
 import (
-	"os"
 
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
@@ -68,9 +67,7 @@ var intoFiles = []testCase{
 	}},
 	{name: "hyper_parallel's own checkpoint, read by its metadata", run: func(r *rig) {
 		c := storagetest.Fixtures(r, "hyper_parallel/collective-4")[0]
-		if err := os.CopyFS(r.path("real"), os.DirFS(c.Dir)); err != nil {
-			r.Fatal(err)
-		}
+		storagetest.CopyFolder(r, c.Dir, r.path("real"))
 		equal(r, "py/hyper.py", r.items("hyper.read", args{"path": r.there("real")}), r.digest("real"))
 	}},
 	{name: "native → hyper, read by its metadata", run: func(r *rig) {

@@ -173,6 +173,8 @@ func copyPackage(t *testing.T, dir, program string) {
 	}
 	const fixtures = "deepspeed-0.19" // of test_deepspeed.py
 	must.Do(t, os.CopyFS(filepath.Join(dir, "py", "with_torch", fixtures), os.DirFS(filepath.Join("..", "testdata", "fixtures", fixtures))))
+	due := must.Get(os.ReadFile(filepath.Join("..", "run", "testdata", "due.json")))(t) // of test_overwrite.py
+	must.Do(t, os.WriteFile(filepath.Join(dir, "py", "with_torch", "due.json"), due, 0o644))
 	config := must.Get(os.ReadFile(filepath.Join(pythonDir, "pyproject.toml")))(t)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "py", "pyproject.toml"), config, 0o644))
 	b := must.Get(os.ReadFile(program))(t)

@@ -2,20 +2,20 @@ package run
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
 // The folders of ranks inside of a checkpoint are not checkpoints of a run: neither Prune nor
 // Remove take a part of it, and Latest returns the whole.
 func TestPartsOfACheckpointAreNotARun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ckpt")
-	must.Do(t, os.CopyFS(dir, os.DirFS(filepath.Join("..", "testdata", "fixtures", "torch_checkpointing", "safetensors-4", "ckpt"))))
+	storagetest.CopyFolder(t, filepath.Join("..", "testdata", "fixtures", "torch_checkpointing", "safetensors-4", "ckpt"), dir)
 	if ranks := must.Get(filepath.Glob(filepath.Join(dir, "rank_*")))(t); len(ranks) < 2 {
 		t.Fatalf("the checkpoint has the folders %q; want some", ranks)
 	}

@@ -108,7 +108,7 @@ func TestRunOfEveryFixture(t *testing.T) {
 		at, _, err := formats.Locate(t.Context(), store) // some are runs, of which a file names the newest checkpoint
 		must.Do(t, err)
 		name := strings.ReplaceAll(c.Name, "/", "+")
-		must.Do(t, os.CopyFS(filepath.Join(run, name), os.DirFS(at.String())))
+		storagetest.CopyFolder(t, at.String(), filepath.Join(run, name))
 		names = append(names, name)
 	}
 	if len(names) < 10 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
+	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
@@ -82,16 +83,14 @@ func TestWebOnEveryFixture(t *testing.T) {
 				Totals struct{ Tensors, Objects int }
 			}
 			ask(t, "checkpoint", self, &sum)
-			var all struct {
-				Names []string
-				DType []int
-				Bytes []int64 `json:"bytes"`
-			}
+			var all inspect.Names
 			ask(t, "names", self, &all)
-			if len(all.Names) != len(c.Items) || sum.Totals.Tensors+sum.Totals.Objects != len(c.Items) || sum.Format == "" {
-				t.Errorf("%d names, %+v; want %d", len(all.Names), sum, len(c.Items))
+			names := namesOf(&all)
+			if len(names) != len(c.Items) || sum.Totals.Tensors+sum.Totals.Objects != len(c.Items) || sum.Format == "" {
+				t.Errorf("%d names, %+v; want %d", len(names), sum, len(c.Items))
 			}
-			for i, name := range all.Names {
+			for i, name := range names {
+				form := all.Forms[all.Form[i]]
 				of := url.Values{"c": {"."}, "name": {name}}
 				var it struct {
 					Item struct {
@@ -103,10 +102,10 @@ func TestWebOnEveryFixture(t *testing.T) {
 				}
 				ask(t, "item", of, &it)
 				want := c.Items[name]
-				if it.Item.FQN != name || it.Item.Kind != want.Kind || it.Item.DType != want.DType || it.Item.Problem != "" || it.Item.Kind == "object" && it.Value == "" || len(it.Chunks) == 0 && all.Bytes[i] > 0 {
+				if it.Item.FQN != name || it.Item.Kind != want.Kind || it.Item.DType != want.DType || it.Item.Problem != "" || it.Item.Kind == "object" && it.Value == "" || len(it.Chunks) == 0 && form.Bytes > 0 {
 					t.Errorf("%s is %+v; want %+v", name, it, want)
 				}
-				if all.DType[i] < 0 {
+				if form.DType == "" {
 					continue
 				}
 				elements := int64(1)
@@ -149,7 +148,7 @@ func TestWebOnRunOfEveryFixture(t *testing.T) {
 		}
 		at, _, err := formats.Locate(t.Context(), must.Get(file.Open(c.Dir, nil))(t))
 		must.Do(t, err)
-		must.Do(t, os.CopyFS(filepath.Join(run, strings.ReplaceAll(c.Name, "/", "+")), os.DirFS(at.String())))
+		storagetest.CopyFolder(t, at.String(), filepath.Join(run, strings.ReplaceAll(c.Name, "/", "+")))
 		n++
 	}
 	ask := serveWeb(t, run)
@@ -213,4 +212,22 @@ func TestWebOnPointer(t *testing.T) {
 	if n == 0 {
 		t.Error("no fixture is the folder of a run")
 	}
+}
+
+// namesOf returns the names of a tree, by row.
+func namesOf(n *inspect.Names) []string {
+	var out []string
+	var walk func(from, to int, above string)
+	walk = func(from, to int, above string) {
+		for i := from; i < to; i += 1 + int(n.Below[i]) {
+			name := above + n.Labels[n.Label[i]]
+			if n.Below[i] == 0 {
+				out = append(out, name)
+				continue
+			}
+			walk(i+1, i+1+int(n.Below[i]), name+".")
+		}
+	}
+	walk(0, len(n.Label), "")
+	return out
 }

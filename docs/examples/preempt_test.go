@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"syscall"
@@ -59,6 +60,7 @@ func TestTrainUntilSignal(t *testing.T) {
 	// Until the loop handles the signal, this handler keeps it from ending the test.
 	early := cairn.OnSignal(nil)
 	defer early.Close()
+	defer signal.Ignore(syscall.SIGTERM) // the last signal may arrive after early is closed
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

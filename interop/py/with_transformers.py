@@ -165,7 +165,7 @@ def in_a_run(folder, ranks=1):
 def best_at_end(folder, ranks=1, **more):
     """Trains with load_best_model_at_end, and returns the problems of the model."""
     wrong = []
-    for unit, keep in (("steps", None), ("epoch", None), ("steps", "last 1, best 1 by eval_loss")):
+    for unit, keep in (("steps", None), ("epoch", None), ("steps", "last 1, best 1 by highest eval_loss")):
         run, path = None, f"{folder}/{unit}-{keep is None}"
         if keep is not None:
             run = cairn.Run(path, keep=keep)
@@ -177,7 +177,8 @@ def best_at_end(folder, ranks=1, **more):
 
         with unittest.mock.patch(__name__ + ".Trainer", make):
             train(path, to=run, ranks=ranks, load_best_model_at_end=True, metric_for_best_model="eval_loss",
-                  eval_strategy=unit, save_strategy=unit, eval_steps=SAVE, learning_rate=5.0,
+                  greater_is_better=True,  # the first checkpoint is the best, whatever the machine computes
+                  eval_strategy=unit, save_strategy=unit, eval_steps=SAVE,
                   save_total_limit=None if keep else 1, **more)
         state = trainers[0].state
         with cairn.open(f"{path}/checkpoint-{state.best_global_step}", framework="torch") as c:

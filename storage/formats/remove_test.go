@@ -85,7 +85,7 @@ func copyFixture(t testing.TB, name, dir string) {
 	if !strings.Contains(name, "/ckpt") {
 		from = filepath.Join(from, "ckpt")
 	}
-	must.Do(t, os.CopyFS(dir, os.DirFS(from)))
+	storagetest.CopyFolder(t, from, dir)
 }
 
 // saveCrash saves a small state of a seed to a folder.

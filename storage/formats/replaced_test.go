@@ -9,7 +9,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
-	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -58,7 +57,7 @@ func TestReplacedAtEveryOperation(t *testing.T) {
 	for _, format := range []string{formats.Native, formats.TorchDCP, formats.Hyper, formats.HF, hfIndex, hfDistributed, formats.Torch} {
 		t.Run(format, func(t *testing.T) {
 			changed := 0
-			for n := range deep.Steps[int64]() {
+			for n := int64(1); ; n++ {
 				inner := new(mem.Store)
 				replace := func(id string, seed byte) {
 					must.Do(t, newSaving(t, inner, format, id).Run(t.Context(), []plan.State{stateOf(t, seed)}))

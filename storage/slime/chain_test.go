@@ -35,7 +35,7 @@ func copyChain(t testing.TB, chain string) place {
 	t.Helper()
 	p := place{t.TempDir()}
 	for _, dir := range []string{"base", "published"} {
-		must.Do(t, os.CopyFS(filepath.Join(p.dir, dir), os.DirFS(filepath.Join(fixtures, chain, dir))))
+		storagetest.CopyFolder(t, filepath.Join(fixtures, chain, dir), filepath.Join(p.dir, dir))
 	}
 	return p
 }

@@ -177,7 +177,9 @@ class Choose(Case):
 
 class Due(Case):
     def test_steps(self):
-        with open(pathlib.Path(__file__).parents[3] / "run" / "testdata" / "due.json") as f:
+        here = pathlib.Path(__file__).parent  # interop puts the file there
+        beside = here / "due.json"
+        with open(beside if beside.exists() else here.parents[2] / "run" / "testdata" / "due.json") as f:
             cases = [c for c in json.load(f) if "calls" in c]
         self.assertGreater(len(cases), 3)
         for c in cases:
