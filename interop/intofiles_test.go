@@ -3,7 +3,6 @@
 package interop
 
 import (
-
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
