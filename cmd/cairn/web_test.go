@@ -84,7 +84,7 @@ func TestWebOnEveryFixture(t *testing.T) {
 			}
 			ask(t, "checkpoint", self, &sum)
 			var all inspect.Names
-			ask(t, "names", self, &all)
+			ask(t, "names", url.Values{"c": {"."}, "of": {"all"}}, &all)
 			names := namesOf(&all)
 			if len(names) != len(c.Items) || sum.Totals.Tensors+sum.Totals.Objects != len(c.Items) || sum.Format == "" {
 				t.Errorf("%d names, %+v; want %d", len(names), sum, len(c.Items))
