@@ -111,7 +111,7 @@ func TestNewest(t *testing.T) {
 	}
 }
 
-// A search that is told the outcome of each attempt, across messages.
+// A search that receives the outcome of each attempt, across messages.
 func TestSearch(t *testing.T) {
 	dir := t.TempDir()
 	saveVersions(t, dir, 3)

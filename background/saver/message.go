@@ -396,10 +396,10 @@ type newestBody struct {
 	Outcome *errorBody       `json:"outcome,omitempty"`
 }
 
-// foundBody is a version of a run, and what was learned in a search.
+// foundBody is a version of a run, and the findings of a search.
 type foundBody struct {
 	Load uint64 `json:"load"`
-	// Version is nil if there is none.
+	// Version is nil if the run has no such version.
 	Version *versionBody `json:"version,omitempty"`
 	// Problems are damaged versions that were passed over or, in a search, everything that went
 	// wrong so far.

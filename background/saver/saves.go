@@ -32,7 +32,7 @@ type saves struct {
 	pending map[uint64]*savePlanner // by generation; guarded by mu
 }
 
-// newSaves returns saves whose work for runs goes on until ctx ends.
+// newSaves returns saves. Their work for runs goes on until ctx ends.
 func newSaves(ctx context.Context, s *scope, p *peers, r *trainings) *saves {
 	out := &saves{scope: s, peers: p, runs: r, window: newWindow(s), pending: map[uint64]*savePlanner{}}
 	out.runner.Background, out.stop = context.WithCancelCause(blob.WithLogger(ctx, s.Logger))
@@ -296,7 +296,7 @@ func (s *saves) staged(b *stagedBody) error {
 	return st.stage(b)
 }
 
-// abandon fails a save whose trainer cannot stage the rest of its state.
+// abandon fails a save if the trainer cannot stage the rest of its state.
 func (s *saves) abandon(b *abandonBody) error {
 	if st := s.stateOf(b.Generation); st != nil {
 		st.abandon(b.Error.err())
