@@ -111,7 +111,12 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		_ = formats.CleanSave(ctx, store, x.saveID) // files from before it was flattened, or of an attempt that was killed
 	}
 	if err == nil {
-		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkAgain(ctx, place, x) }})
+		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error {
+			if err := p.checkNotes(ctx, place, store, x); err != nil {
+				return err
+			}
+			return p.checkAgain(ctx, place, x)
+		}})
 	}
 	switch {
 	case err == nil, isGone(ctx, place, x.Name, err):
@@ -149,6 +154,23 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 
 // errNotUploaded reports a checkpoint whose remote copy has vanished.
 var errNotUploaded = errors.New("the remote copy is no longer complete")
+
+// checkNotes returns an error that wraps storage.ErrChanged if the notes of a checkpoint are not the
+// ones that the policy has judged: it may have a tag by now. A later Prune judges it again.
+func (p *pruning) checkNotes(ctx context.Context, place *Place, store blob.Store, x *Pruned) error {
+	c := p.copyOf(place, x.Name)
+	if c == nil || c.found == nil {
+		return nil
+	}
+	now, err := ReadNotes(ctx, store, x.saveID)
+	if err != nil {
+		return fmt.Errorf("%w: its notes could be read a moment ago: %v", storage.ErrChanged, err)
+	}
+	if !now.equal(&c.found.notes) {
+		return fmt.Errorf("%w: its notes are new, such as a tag", storage.ErrChanged)
+	}
+	return nil
+}
 
 // checkAgain looks again, right before a checkpoint is removed: whether one that was saved
 // meanwhile refers to it, and whether the remote copy that allows the removal is still there.

@@ -51,7 +51,7 @@ const DefaultLeft = Left(48 * time.Hour)
 // stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
 // newer than the head.
 //
-// What Apply keeps, it also keeps when it is decision again to the kept ones at the same time.
+// What Apply keeps, it also keeps if it is asked again about the kept ones at the same time.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	d := &decision{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {

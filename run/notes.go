@@ -1,6 +1,7 @@
 package run
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,13 @@ type Notes struct {
 
 // isEmpty reports whether nothing is noted.
 func (n *Notes) isEmpty() bool { return len(n.Tags) == 0 && len(n.Metrics) == 0 && n.Line == nil }
+
+// equal reports whether both notes say the same.
+func (n *Notes) equal(other *Notes) bool {
+	a, err := n.encode("")
+	b, err2 := other.encode("")
+	return err == nil && err2 == nil && bytes.Equal(a, b)
+}
 
 // Metrics are numbers by their names. A number may be NaN or infinite; in JSON it is then
 // the string "NaN", "+Inf" or "-Inf".

@@ -41,7 +41,7 @@ const (
 	Removed     Outcome = "removed"      // or already removed by another process
 	WouldRemove Outcome = "would remove" // in a dry run
 	NotUploaded Outcome = "not uploaded" // it stays until the remote place has it
-	InUse       Outcome = "in use"       // a living process reads it, saves there or removes it
+	InUse       Outcome = "in use"       // a living process reads it, saves there, removes it or changes its notes
 	Failed      Outcome = "failed"       // Pruned.Problem says why
 )
 
@@ -91,7 +91,8 @@ type Report struct {
 // Policy.AtMost. It leaves checkpoints that are in use or damaged as they are.
 //
 // Each removal is one atomic step: see formats.Remove. A checkpoint that a living process
-// reads stays, and is removed by a later Prune. Two processes may prune the same run at the
+// reads stays, and is removed by a later Prune. One whose notes have changed since Prune has read
+// them stays too, since it may have a tag by now. Two processes may prune the same run at the
 // same time. If Prune fails or dies, another one goes on.
 //
 // The error joins the errors of all checkpoints that could not be removed; the report

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -232,6 +233,31 @@ func TestPruneLooksAgain(t *testing.T) {
 	err := p.checkAgain(t.Context(), r.Local, &Pruned{Name: FolderName(1), saveID: "save-" + FolderName(1)})
 	if !errors.Is(err, errNotUploaded) || !strings.Contains(err.Error(), "holds another save") {
 		t.Errorf("check of a checkpoint that was replaced: %v", err)
+	}
+}
+
+// A checkpoint that gets a tag or a metric while Prune is under way stays, and so does one whose notes
+// are damaged meanwhile. A metric that is NaN equals itself.
+func TestPruneSeesNewNotes(t *testing.T) {
+	dir := t.TempDir()
+	for step := range int64(5) {
+		save(t, dir, step)
+	}
+	r := openRun(t, dir, "")
+	nan := func(n *Notes) error { n.SetMetric("loss", math.NaN()); return nil }
+	must.Do(t, r.Note(t.Context(), FolderName(2), nan))
+	must.Do(t, r.Note(t.Context(), FolderName(3), nan))
+	meanwhile := sync.OnceFunc(func() {
+		must.Do(t, r.Note(t.Context(), FolderName(1), func(n *Notes) error { n.Tag("release"); return nil }))
+		must.Do(t, os.WriteFile(filepath.Join(dir, FolderName(3), NotesFile), []byte("{"), 0o600))
+	})
+	opts := &PruneOptions{Keep: keep(t, "last 1"), Turn: func(context.Context) (func(), error) { meanwhile(); return func() {}, nil }}
+	rep, err := r.Prune(t.Context(), opts)
+	if got, want := outcomes(rep.Local), "0 removed, 1 in use, 2 removed, 3 in use, 4 kept"; got != want || err != nil {
+		t.Errorf("Prune: %s, %v; want %s", got, err, want)
+	}
+	if !strings.Contains(rep.Local[1].Problem, "its notes are new") || !strings.Contains(rep.Local[3].Problem, "could be read a moment ago") {
+		t.Errorf("the problems are %q and %q", rep.Local[1].Problem, rep.Local[3].Problem)
 	}
 }
 

@@ -109,7 +109,11 @@ class Remover:
 
 
 def remove_now(target: Target) -> None:
-    """Removes a checkpoint in one atomic step, and what else is in its folder. One that is not there is no error."""
+    """Removes a checkpoint in one atomic step, then the other files in its folder. One that is not there is no error.
+
+    A checkpoint whose record cannot be read stays, with its folder: another one may need it, and 'cairn repair' may
+    rebuild it.
+    """
     path = target.path if isinstance(target, Member) else target
     if "://" not in path and os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
         os.unlink(path)  # a link, or a file that Lightning's own CheckpointIO has saved
@@ -120,7 +124,7 @@ def remove_now(target: Target) -> None:
                 remove_one(address, force=True)
         except errors.UnderWayError:
             raise
-        except (errors.NotFoundError, errors.IncompleteError, errors.CorruptError):
+        except (errors.NotFoundError, errors.IncompleteError):
             pass  # a part of a checkpoint
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)

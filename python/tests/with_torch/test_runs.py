@@ -278,6 +278,19 @@ class Removals(Case):
         self.assertTrue(os.path.isdir(self.path("target")))
         remove_now(os.path.join(run, "nothing"))
 
+    def test_a_checkpoint_whose_record_is_damaged_stays(self):
+        path = self.path("run", "step-1")
+        self.save({"x": torch.ones(2)}, path)
+        with open(os.path.join(path, "cairn.json"), "r+") as f:
+            f.write("#")
+        remover = Remover()
+        remover.add(path)
+        remover.begin(None)
+        with self.assertWarnsRegex(UserWarning, "a checkpoint could not be removed: .*cairn.json"):
+            remover.settle()
+        self.assertIn("cairn.json", os.listdir(path))
+        self.assertTrue(any(name.endswith(".safetensors") for name in os.listdir(path)))
+
     def test_what_is_in_use_is_removed_later(self):
         remover, calls = Remover(), []
 
