@@ -32,7 +32,7 @@ type BlobResult struct {
 	Address string    `json:"path"`
 	Bytes   int64     `json:"bytes"`
 	Repeat  int       `json:"repeat"`
-	Plain   string    `json:"plain"` // what the plain requests are
+	Plain   string    `json:"plain"` // describes the plain requests
 	Rows    []blobRow `json:"rows"`
 
 	BestPlainPut float64 `json:"best_plain_put_gbs"`

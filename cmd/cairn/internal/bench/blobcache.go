@@ -28,7 +28,8 @@ type BlobCache struct {
 	Warm    CacheReads `json:"warm"`   // with a cache that has the object
 }
 
-// CacheReads is what readers got, and what that took of the service.
+// CacheReads has the rate of the readers, and the requests and bytes that the
+// service answered for them.
 type CacheReads struct {
 	Rate     float64 `json:"gbs"` // of all readers together
 	Received int64   `json:"bytes_received"`

@@ -25,7 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// DeltaOptions configure the measurement of saves that store what has changed.
+// DeltaOptions configure the measurement of saves that store only changes.
 type DeltaOptions struct {
 	// Dir is an existing directory on the medium to measure.
 	Dir   string
@@ -82,15 +82,16 @@ var trainings = []struct {
 	{"pre-training: all elements change", stepAll},
 }
 
-// stepAdapters changes the adapters and nothing else.
+// stepAdapters changes only the adapters.
 func stepAdapters(name string, mem []byte, r *rand.Rand) {
 	if name == adapters {
 		fillWeights(mem, r)
 	}
 }
 
-// stepSmall adds or subtracts the smallest step to elements at random places, as an
-// optimizer does whose steps are small compared with the precision of bf16.
+// stepSmall adds or subtracts the smallest step to elements at random places. An
+// optimizer with steps that are small compared with the precision of bf16 changes
+// weights like this.
 func stepSmall(_ string, mem []byte, r *rand.Rand) {
 	n := len(mem) / 2
 	for range int(float64(n) * 0.015) {
@@ -146,8 +147,8 @@ func fillWeights(mem []byte, r *rand.Rand) {
 	}
 }
 
-// Delta measures saves that store what has changed since the one before, for states that
-// change as in several kinds of training, and loads of the last of them.
+// Delta measures saves that store only the changes since the save before, and loads of
+// the last save. Its states change as they do in several kinds of training.
 func Delta(ctx context.Context, o DeltaOptions) (*DeltaResult, error) {
 	o.Chain = positive(o.Chain, storageChain)
 	if o.Ranks < 1 || o.Bytes < 1<<20 || o.Chain < 2 {
@@ -371,7 +372,7 @@ func (b *deltaBench) load(ctx context.Context, name string) error {
 	})
 }
 
-// check compares what was loaded with the state.
+// check compares the loaded tensors with the saved state.
 func (b *deltaBench) check() error {
 	for rank, s := range b.source {
 		for i, mem := range s.memory {

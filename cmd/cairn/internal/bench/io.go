@@ -220,8 +220,8 @@ func coolFile(ctx context.Context, s *file.Store, name string) error {
 	return blob.Cooler(s).Cool(ctx, name)
 }
 
-// warmFile reads a file into the page cache with plain reads, because a load may
-// leave nothing there.
+// warmFile reads a file into the page cache with plain reads. A load may use direct
+// I/O, which leaves the cache empty.
 func warmFile(ctx context.Context, s *file.Store, name string) error {
 	r, err := s.Open(ctx, name)
 	if err != nil {

@@ -219,7 +219,7 @@ func (b *versionsBench) round(ctx context.Context, v int) error {
 	return os.RemoveAll(filepath.Join(b.runDir(true), run.FolderName(int64(v))))
 }
 
-// transferred is what one transfer took, in seconds.
+// transferred has the durations of one transfer, in seconds.
 type transferred struct {
 	applied
 	stall, publish float64

@@ -154,7 +154,7 @@ func isModelFile(name string) bool {
 // manifestName is the file that says how a checkpoint was made through a recipe.
 const manifestName = "cairn-manifest.json"
 
-// manifest says how a checkpoint was made through a recipe, and what it holds.
+// manifest describes the contents of a checkpoint, and the recipes that made it.
 type manifest struct {
 	Cairn   string           `json:"cairn"`
 	Source  string           `json:"source"`

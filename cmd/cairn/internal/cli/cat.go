@@ -343,7 +343,7 @@ func (k *catter) branch(name, slice string) error {
 	return k.o.encode(k.o.out, catValue{k.head, tree})
 }
 
-// leaf returns what a tree shows for an entry: the value of an object, or the
+// leaf returns the leaf of a tree for an entry: the value of an object, or the
 // description of a tensor.
 func (k *catter) leaf(e *meta.Entry) (any, error) {
 	if e.Tensor != nil {

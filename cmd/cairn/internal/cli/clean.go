@@ -22,16 +22,16 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// cleanResult is what 'cairn clean --json' prints.
+// cleanResult is the output of 'cairn clean --json'.
 type cleanResult struct {
 	Path    string     `json:"path"`
 	DryRun  bool       `json:"dry_run"`
 	Bytes   int64      `json:"bytes"`
 	Removed []leftover `json:"removed"`
 	Kept    []leftover `json:"kept"`
-	// Folders are the folders that were removed because nothing was left in them.
+	// Folders are the folders that were removed because they became empty.
 	Folders []string `json:"folders,omitempty"`
-	// Uncertain are the folders with a save whose commit is uncertain.
+	// Uncertain are the folders with a save that got no answer to its commit.
 	Uncertain []string `json:"uncertain,omitempty"`
 }
 
@@ -47,7 +47,7 @@ type leftover struct {
 type leftoverSummary struct {
 	Files       int `json:"files"`
 	dead        int // files that clean removes without --older-than
-	removed     int // of Files: of checkpoints whose removal was interrupted
+	removed     int // of Files: of checkpoints with an interrupted removal
 	removedSize int64
 	Bytes       int64            `json:"bytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
@@ -68,9 +68,9 @@ type cleanFlags struct {
 	olderThan time.Duration
 }
 
-// safeAge is the least age of --older-than without --force. A save whose process does not
-// show that it is alive, because it is suspended or cannot reach the store, has this time
-// to go on.
+// safeAge is the least age of --older-than without --force. A suspended process, or one
+// that cannot reach the store, does not show that it is alive; its save has this time to
+// go on.
 const safeAge = 10 * time.Minute
 
 func newCleanCmd() *cobra.Command {
@@ -85,7 +85,7 @@ func newCleanCmd() *cobra.Command {
 		}
 		return runClean(cmd, args[0], f)
 	})
-	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed and remove nothing")
+	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "only show the files that would be removed")
 	cmd.Flags().DurationVar(&f.olderThan, "older-than", -1, "also remove leftovers of unknown saves of at least this `age`, such as 24h")
 	cmd.Flags().BoolVar(&f.force, "force", false, "allow an age of less than 10m")
 	hideDefault(cmd.Flags(), "older-than")
@@ -172,9 +172,9 @@ func (r *cleanResult) removeEmpty(dir string) {
 	}
 }
 
-// sweptFolders returns the folders that clean looks at. In object storage, these are what
-// foldersOf returns and the folders at any depth with uploads that did not finish. Such a
-// folder may have no objects.
+// sweptFolders returns the folders that clean looks at. They are the folders of foldersOf
+// and, in object storage, the folders at any depth with unfinished uploads. Such a folder
+// may have no objects.
 func sweptFolders(ctx context.Context, address string) ([]folder, error) {
 	dirs, err := foldersOf(ctx, address)
 	if err != nil || isLocal(address) {
@@ -478,12 +478,12 @@ func printCleaned(o *output, r *cleanResult) {
 	}
 }
 
-// uncertainText says what an uncertain save is, and what to do about it.
+// uncertainText explains an uncertain save, with advice.
 const uncertainText = "another save here got no answer to its commit, and the service may still carry it out: save here again, which settles it, or wait a day and use 'cairn clean --older-than 24h'"
 
 // leftoversAt counts the files that no checkpoint in a folder needs, and
-// unfinished conversions, except for running conversions. It returns nil if
-// there is nothing to clean. It ignores errors, because only a remark depends on it.
+// unfinished conversions, except for running conversions. It returns nil if there
+// are none. It ignores errors, because only a remark depends on it.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := file.LocalPath(address)
 	if err != nil {

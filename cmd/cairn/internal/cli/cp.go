@@ -51,7 +51,7 @@ func (f *copyFlags) options(cmd *cobra.Command) (*transfer.Options, error) {
 	return &transfer.Options{Overwrite: f.overwrite, Full: f.verify == "full", Memory: int64(f.memory), Parallel: f.parallel}, nil
 }
 
-// copyResult is what 'cairn cp --json' prints.
+// copyResult is the output of 'cairn cp --json'.
 type copyResult struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
@@ -60,7 +60,8 @@ type copyResult struct {
 	copyTraffic
 }
 
-// copyTraffic is what the stores of both sides did, if they count it.
+// copyTraffic counts the requests to the stores of both sides, if these stores
+// count them.
 type copyTraffic struct {
 	Read    *blob.Traffic `json:"source_traffic,omitempty"`
 	Written *blob.Traffic `json:"target_traffic,omitempty"`
@@ -187,13 +188,13 @@ func copyHint(ctx context.Context, src string, err error) string {
 	_, unsupported := errors.AsType[*formats.UnsupportedError](err)
 	switch {
 	case isOtherFormat(err):
-		return "" // the error says what to do
+		return "" // the error has its own advice
 	case errors.Is(err, storage.ErrExists):
 		return "--overwrite replaces it"
 	case errors.Is(err, blob.ErrLocked), errors.Is(err, storage.ErrUnderWay):
 		return "wait until it is over"
 	case errors.Is(err, blob.ErrChanged):
-		return "the same command copies what is there now"
+		return "the same command copies the new checkpoint"
 	case errors.Is(err, transfer.ErrOccupied):
 		return "give DST another path"
 	case errors.Is(err, storage.ErrNotFound) || unsupported:

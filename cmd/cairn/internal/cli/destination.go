@@ -39,7 +39,7 @@ type destination struct {
 	// not a path in a file system.
 	object string
 	group  group.Group          // the ranks that convert together; nil: this process is alone
-	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
+	since  func() *blob.Traffic // counts the requests to the store of the result; nil: it is not open
 	// with are files to copy into the folder of the result unless it has its own, and made
 	// are files that belong to the result. view is the view that is converted, if a recipe
 	// is used: the result gets a manifest.
@@ -256,7 +256,7 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 		return t, nil
 	}
 	t.Committed = func(ctx context.Context, rep *convert.Report) error { return d.writeBeside(ctx, rep) }
-	if d.opts.File == "" { // a single file has no place for a journal, and nothing to continue with
+	if d.opts.File == "" { // a single file has no place for a journal, so its conversion cannot continue
 		t.Direct = store
 		t.Leftovers = func(ctx context.Context, saveID string) ([]string, error) {
 			left, err := leftoversOf(ctx, store, saveID)
@@ -377,7 +377,7 @@ func (d *destination) openURL(ctx context.Context) (blob.Store, error) {
 	return blob.NewSingle(s, name), nil
 }
 
-// written returns what the store of the result did, or nil.
+// written returns the count of requests to the store of the result, or nil.
 func (d *destination) written() *blob.Traffic {
 	if d.since == nil {
 		return nil
@@ -413,7 +413,7 @@ func outside(c *cairn.Checkpoint, src, out string) error {
 	fi, err := os.Stat(out)
 	path, local, pathErr := file.LocalPath(checkpointAddress(context.Background(), src))
 	if err != nil || !local || pathErr != nil {
-		return nil // nothing to replace, or not a local path
+		return nil // there is no file to replace, or src is not a local path
 	}
 	names := []string{""} // the checkpoint may be one file
 	if base := filepath.Base(behindLink(out)); describes(base) {
@@ -483,7 +483,8 @@ func checkpointFiles(path string) ([]string, error) {
 	return out, nil
 }
 
-// accept refuses a folder whose other files would be taken for the checkpoint.
+// accept refuses a folder that has files of another format, which a reader would
+// take for the checkpoint.
 func (d *destination) accept(dir string) error {
 	store, err := blob.OpenAddress(context.Background(), dir)
 	if err != nil {

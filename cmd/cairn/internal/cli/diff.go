@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
-// difference is what 'cairn diff --json' prints.
+// difference is the output of 'cairn diff --json'.
 type difference struct {
 	PathA string `json:"path_a"`
 	PathB string `json:"path_b"`
@@ -61,7 +61,7 @@ func newDiffCmd() *cobra.Command {
 	flags.BoolVar(&f.Change, "change", false, "also compare tensors as vectors: relative change and cosine")
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
 	f.recipe.add(cmd, "compare A")
-	flags.BoolVar(&f.All, "all", false, "also list what is equal")
+	flags.BoolVar(&f.All, "all", false, "also list equal tensors and objects")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.First, "first", false, "stop at the first name that differs")
 	return baseFlag(cmd)
@@ -111,8 +111,8 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 	return &o, nil
 }
 
-// check refuses patterns and rules that match nothing, because names that were
-// not compared would look equal.
+// check refuses patterns and rules that match no name, because names that were not
+// compared would look equal.
 func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
 	kept := 0
 	for _, n := range a.Names() {

@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// flattenResult is what 'cairn flatten --json' prints.
+// flattenResult is the output of 'cairn flatten --json'.
 type flattenResult struct {
 	Checkpoints []*flattened `json:"checkpoints"`
 }
@@ -65,7 +65,8 @@ func newFlattenCmd() *cobra.Command {
 	return cmd
 }
 
-// errNotFlattened reports a checkpoint of a format whose checkpoints always refer to others.
+// errNotFlattened reports a checkpoint of a format in which checkpoints always refer to
+// others.
 var errNotFlattened = errors.New("its format has no form that stands alone")
 
 func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {

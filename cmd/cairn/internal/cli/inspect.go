@@ -15,15 +15,15 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// overview is what 'cairn inspect PATH --json' prints.
+// overview is the output of 'cairn inspect PATH --json'.
 type overview struct {
 	*inspect.Summary
 	Leftovers *leftoverSummary `json:"leftovers,omitempty"`
 	Tree      *inspect.Node    `json:"tree"`
 }
 
-// closeUp is what 'cairn inspect PATH NAME --json' prints for one name, branch
-// what it prints for everything below a name.
+// closeUp is the output of 'cairn inspect PATH NAME --json' for one name, and
+// branch the output for everything below a name.
 type closeUp struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`

@@ -194,7 +194,7 @@ func ranksHere(ctx context.Context, g group.Group) (int, error) {
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return 1, nil // they do not share what they do not know
+		return 1, nil // without a name of the host, the rank counts itself alone
 	}
 	hosts, err := group.Decide(ctx, g, "hosts", group.JSON[string](), group.JSON[[]string](),
 		func(context.Context) (string, error) { return host, nil },

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// logResult is what 'cairn log --json' prints.
+// logResult is the output of 'cairn log --json'.
 type logResult struct {
 	*run.Log
 
@@ -102,7 +102,7 @@ func formatState(c *run.Logged, hasRemote bool) string {
 	return string(run.Complete)
 }
 
-// formatVerdict returns the reasons for which a copy is kept, or what prune would do with it.
+// formatVerdict returns the reasons to keep a copy, or the outcome that prune would have.
 func formatVerdict(v *run.LoggedVerdict) string {
 	switch {
 	case v == nil:

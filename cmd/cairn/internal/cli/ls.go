@@ -11,14 +11,14 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// listing is what 'cairn ls --json' prints.
+// listing is the output of 'cairn ls --json'.
 type listing struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`
 	Items  []*inspect.Item `json:"items"`
 	Totals inspect.Totals  `json:"totals"`
-	// Notes describe what could not be checked, Missing has the names that cannot
-	// be read.
+	// Notes describe checks that were not possible, Missing has the names that
+	// cannot be read.
 	Notes   []string          `json:"notes,omitempty"`
 	Missing []inspect.Missing `json:"missing,omitempty"`
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/web"
 )
 
-// plotResult is what 'cairn plot --json' prints.
+// plotResult is the output of 'cairn plot --json'.
 type plotResult struct {
 	Path     string `json:"path"`
 	What     string `json:"what"`
@@ -62,7 +62,7 @@ func newPlotCmd() *cobra.Command {
 		return f.run(cmd, args)
 	})
 	fl := cmd.Flags()
-	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, whose name ends with .svg, or .html with --html; - is stdout")
+	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, named .svg, or .html with --html; - is stdout")
 	fl.BoolVar(&f.html, "html", false, "write a page with the chart, which needs no other file")
 	fl.Int("buckets", 100, "histogram, overlay: the `number` of buckets")
 	fl.Bool("log2", false, "histogram, history, overlay: count magnitudes by powers of two")
@@ -85,7 +85,7 @@ func newPlotCmd() *cobra.Command {
 	return baseFlag(cmd)
 }
 
-// completePlot completes a path, a chart, and what the chart needs.
+// completePlot completes a path, a chart, and the further arguments of the chart.
 func completePlot(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	switch {
 	case len(args) == 1:

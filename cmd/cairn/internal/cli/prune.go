@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/run"
 )
 
-// pruneResult is what 'cairn prune --json' prints.
+// pruneResult is the output of 'cairn prune --json'.
 type pruneResult struct {
 	Path       string `json:"path"`
 	RemotePath string `json:"remote_path,omitempty"`
@@ -36,7 +36,7 @@ func newPruneCmd() *cobra.Command {
 		return f.run(cmd, args[0])
 	})
 	f.add(cmd)
-	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed, and remove nothing")
+	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "only show the copies that would be removed")
 	cmd.Flags().BoolVar(&f.force, "force", false, "also remove checkpoints that are not uploaded yet")
 	cmd.Flags().BoolVar(&f.taggedToo, "tagged-too", false, "with --keep or --keep-remote: also remove checkpoints with tags")
 	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
@@ -96,8 +96,8 @@ func (f *pruneFlags) asker(cmd *cobra.Command, o *output) io.Reader {
 	return in
 }
 
-// confirm shows what would be removed and asks. It returns the number of bytes, or -1 if the
-// answer is not yes. It does not ask if no checkpoint would be removed.
+// confirm shows the checkpoints that would be removed and asks. It returns the number of
+// bytes, or -1 if the answer is not yes. It does not ask if no checkpoint would be removed.
 func (f *pruneFlags) confirm(ctx context.Context, o *output, r *run.Run, opts run.PruneOptions, in io.Reader) (int64, error) {
 	opts.DryRun = true
 	rep, err := r.Prune(ctx, &opts)
@@ -163,7 +163,7 @@ func printPruned(o *output, res *pruneResult, table bool) {
 	}
 	printStaying(o, slices.Concat(res.Local, res.Remote))
 	if slices.ContainsFunc(res.Local, func(p run.Pruned) bool { return p.Outcome == run.NotUploaded }) {
-		o.remark("'cairn sync %s' uploads what is not uploaded; --force removes it even so\n", quoteArg(res.Path))
+		o.remark("'cairn sync %s' uploads these checkpoints; --force removes them without an upload\n", quoteArg(res.Path))
 	}
 }
 
@@ -175,7 +175,7 @@ func standAlone(n int, dryRun bool) string {
 	return plural(n, "checkpoint") + " made to stand alone"
 }
 
-// printVerdicts prints what became of each copy, and why.
+// printVerdicts prints the outcome for each copy, and the reasons.
 func printVerdicts(o *output, rep *run.Report) {
 	headings := []string{"CHECKPOINT", ">STEP", ">SIZE", "OUTCOME", "WHY"}
 	if len(rep.Remote) > 0 {

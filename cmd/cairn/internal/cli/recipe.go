@@ -160,12 +160,12 @@ func throughRecipe(ctx context.Context, store, at blob.Store, c storage.Checkpoi
 	return cairn.NewCheckpoint(at, c), nil
 }
 
-// recipesResult is what 'cairn recipes --json' prints.
+// recipesResult is the output of 'cairn recipes --json'.
 type recipesResult struct {
 	Recipes []listedRecipe `json:"recipes"`
 }
 
-// recipeText is what 'cairn recipes show --json' prints.
+// recipeText is the output of 'cairn recipes show --json'.
 type recipeText struct {
 	Name string `json:"name"`
 	Text string `json:"text"`

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// repairResult is what 'cairn repair --json' prints.
+// repairResult is the output of 'cairn repair --json'.
 type repairResult struct {
 	Path     string                  `json:"path"`
 	SaveID   string                  `json:"save_id"`
@@ -42,7 +42,7 @@ func newRepairCmd() *cobra.Command {
 	cmd := newCommand("repair", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
 		return runRepair(cmd, args[0], opts)
 	})
-	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "print what would be done and write nothing")
+	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "only print the repairs that would be made")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
 	completeFlag(cmd, completeSaves, "save")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild even if the record and the index can be read")

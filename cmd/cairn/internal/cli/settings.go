@@ -148,7 +148,7 @@ func noCheckpoints(ctx context.Context, address string) error {
 }
 
 // splitRun returns the address of the run in which the checkpoint at an address is, and the
-// name of its folder. The name is empty if there is nothing above the address.
+// name of its folder. The name is empty if the address has no parent.
 func splitRun(address string) (dir, name string) {
 	path, local, err := file.LocalPath(address)
 	if err != nil {
@@ -201,7 +201,7 @@ func splitCheckpoint(ctx context.Context, address string) (dir, name string, err
 	return dir, name, nil
 }
 
-// settingsResult is what 'cairn settings --json' prints.
+// settingsResult is the output of 'cairn settings --json'.
 type settingsResult struct {
 	Path       string `json:"path"`
 	ID         string `json:"id"`
@@ -297,7 +297,8 @@ func (f *settingsFlags) checkMetrics(cmd *cobra.Command, r *run.Run, s *run.Sett
 	return err
 }
 
-// change writes the settings that flags replace, and returns what was written.
+// change replaces settings with the values of flags, writes them, and returns the
+// written settings.
 func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if err := f.apply(cmd, &s); err != nil {

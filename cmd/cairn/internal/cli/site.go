@@ -109,9 +109,9 @@ func (f *siteFlags) folder() string {
 	return filepath.Join(dir, "cairn", "explorer")
 }
 
-// labelsOf returns what the pages call the checkpoints at some addresses: the last parts of
-// the addresses if they differ, and the whole addresses if they do not. OTHERs of a run, whose
-// checkpoints may have any name, have whole addresses, too.
+// labelsOf returns the labels of checkpoints in the pages: the last parts of their addresses
+// if they differ, and otherwise the whole addresses. The OTHERs beside a run have whole
+// addresses, too, because the checkpoints of the run may have any name.
 func labelsOf(addresses []string, isRun bool) []string {
 	short, whole := make([]string, len(addresses)), make([]string, len(addresses))
 	seen := map[string]bool{}
@@ -213,7 +213,7 @@ func (s *siteStores) add(id, address string) error {
 		if err != nil {
 			return openError(ctx, store, address, err)
 		}
-		_ = c.Close() // nothing was written
+		_ = c.Close() // it was only read
 	}
 	s.recipe.Beside = append(s.recipe.Beside, store)
 	s.mu.Lock()
@@ -395,8 +395,8 @@ func droppedIn(ctx context.Context, v *view.Checkpoint, other storage.Checkpoint
 	return out, nil
 }
 
-// maxVersioned bounds the files whose versions are part of the version of a checkpoint. Files
-// that describe the checkpoint come first.
+// maxVersioned bounds the number of files that versionOf looks at. Files that describe the
+// checkpoint come first.
 const maxVersioned = 16
 
 // versionOf returns a function that returns a text which identifies the content of a

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// syncResult is what 'cairn sync --json' prints.
+// syncResult is the output of 'cairn sync --json'.
 type syncResult struct {
 	Source  string            `json:"source"`
 	Target  string            `json:"target"`
@@ -39,7 +39,7 @@ func newSyncCmd() *cobra.Command {
 	})
 	f.addTo(cmd)
 	remote.addRemote(cmd)
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "show what would be copied, and copy nothing")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "only show the checkpoints that would be copied")
 	return cmd
 }
 

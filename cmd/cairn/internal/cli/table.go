@@ -35,7 +35,7 @@ type chunkRow struct {
 	Checksums int64   `parquet:"n_checksums"`
 }
 
-// tableResult is what 'cairn table --json' prints.
+// tableResult is the output of 'cairn table --json'.
 type tableResult struct {
 	Path   string `json:"path"`
 	SaveID string `json:"save_id"`

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// tagResult is what 'cairn tag --json' prints.
+// tagResult is the output of 'cairn tag --json'.
 type tagResult struct {
 	Path    string      `json:"path"`
 	SaveID  string      `json:"save_id"`

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// timelineOf is what 'cairn inspect --timeline PATH --json' prints.
+// timelineOf is the output of 'cairn inspect --timeline PATH --json'.
 type timelineOf struct {
 	Path string `json:"path"`
 	*inspect.Timeline
@@ -99,7 +99,7 @@ type chart struct {
 	cells   int
 	rank    int // width of the ranks' numbers
 	heading string
-	tails   []string // what follows the bars
+	tails   []string // the texts behind the bars
 }
 
 // newChart lays out a chart of the shown ranks.

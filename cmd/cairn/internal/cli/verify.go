@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// verdict is what 'cairn verify --json' prints.
+// verdict is the output of 'cairn verify --json'.
 type verdict struct {
 	Path   string `json:"path"`
 	SaveID string `json:"save_id"`
@@ -113,7 +113,7 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	return withHint(err, "nothing in it can be read; it has to come from another copy, or be saved again")
 }
 
-// runVerdict is what 'cairn verify RUN --json' prints.
+// runVerdict is the output of 'cairn verify RUN --json'.
 type runVerdict struct {
 	Path string `json:"path"`
 	OK   bool   `json:"ok"`

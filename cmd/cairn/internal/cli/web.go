@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/web"
 )
 
-// webResult is what 'cairn web --json' prints.
+// webResult is the output of 'cairn web --json'.
 type webResult struct {
 	URL  string `json:"url"`
 	Path string `json:"path"`
@@ -209,7 +209,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		return "", err
 	}
 	defer file.Close()
-	info, err := file.Stat() // of what is read, even if the name leads elsewhere meanwhile
+	info, err := file.Stat() // of the open file, even if the name leads elsewhere meanwhile
 	if err != nil {
 		return "", err
 	}

@@ -193,9 +193,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return p.rep, nil
 }
 
-// lock locks the store against other demos, whose files would look like leftovers,
-// until unlock is called or this process ends. It does nothing if the store has no
-// locks.
+// lock locks the store against other demos until unlock is called or this process
+// ends. The files of another demo would look like leftovers. A store without locks
+// is not locked.
 func lock(ctx context.Context, s blob.Store) (unlock func(), err error) {
 	l, ok := blob.As[blob.Locker](s)
 	if !ok {

@@ -367,8 +367,8 @@ func (j *job) leftovers() bool {
 	return false
 }
 
-// watch checks which process groups are gone, because their numbers may be
-// reused. It returns false if there is nothing left to watch.
+// watch checks which process groups are gone, because their numbers may be reused.
+// It returns false once all are gone.
 func (j *job) watch() bool {
 	again := false
 	for _, p := range j.procs {
@@ -551,8 +551,8 @@ func bare(err error) error {
 	return err
 }
 
-// attach sets what the process prints to: a file, or a pipe whose stream goes to w
-// and to the log.
+// attach sets the output of the process: a file, or a pipe that is copied to w and
+// to the log.
 func (j *job) attach(p *process, w io.Writer, kind string, color bool) (io.Writer, error) {
 	var log *os.File
 	if j.LogDir != "" {
