@@ -24,9 +24,9 @@ type LoadOptions struct {
 	Group group.Group
 
 	// AllowMissing lets a load succeed if the checkpoint does not have a name of
-	// the state, and leaves what the state holds under that name unchanged.
-	// AllowMissingFunc allows this for the names for which it returns true. The
-	// report lists the missing names.
+	// the state, and leaves the value of that name unchanged. AllowMissingFunc
+	// allows this for the names for which it returns true. The report lists the
+	// missing names.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
@@ -73,7 +73,7 @@ type LoadOptions struct {
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 	// Logger receives a record for each phase of the load on this rank, with its bytes,
-	// seconds and rate, and one for the outcome. Nil: nothing is logged.
+	// seconds and rate, and one for the outcome. Nil: no log.
 	Logger *slog.Logger
 }
 
@@ -81,13 +81,13 @@ type LoadOptions struct {
 type LoadReport = protocol.LoadReport
 
 // Load fills state from the checkpoint at the root of store. Every rank of the
-// group calls it with the parts it wants, in any sharding; a rank that wants
-// nothing passes an empty state. Tensors are filled in place, converted to their
-// dtype as Cast allows; quantised ones are not converted, see meta.Metadata.Scales.
-// Other values are replaced in the state. They keep their Go type if the saved value
-// fits it; otherwise they get the type that value.Decode returns. A value.Ref inside a
-// value names a tensor of the checkpoint that was at that place when it was saved: Load
-// fills the tensor if the state has that name.
+// group calls it with the parts it wants, in any sharding; a rank without parts passes
+// an empty state. Tensors are filled in place, converted to their dtype as Cast allows;
+// quantised ones are not converted, see meta.Metadata.Scales. Other values are replaced
+// in the state. They keep their Go type if the saved value fits it; otherwise they get
+// the type that value.Decode returns. A value.Ref inside a value names a tensor of the
+// checkpoint that was at that place when it was saved: Load fills the tensor if the
+// state has that name.
 //
 // Tensors are filled concurrently. A tensor that the state has under several names, such
 // as a tied weight, is filled once, from the first of these names that the checkpoint has;

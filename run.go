@@ -34,7 +34,7 @@ type (
 	Notes = run.Notes
 	// PruneOptions change how Run.Prune works.
 	PruneOptions = run.PruneOptions
-	// PruneReport is what Run.Prune did.
+	// PruneReport describes the work of Run.Prune.
 	PruneReport = run.Report
 )
 
@@ -54,8 +54,8 @@ type RunOptions struct {
 	// zero Policy: there is no Due.
 	Save Policy
 	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
-	// folder or Remember is set, a save in the native format refers to the one before it, instead of
-	// writing what has not changed, as long as that pays; see SaveOptions.Base.
+	// folder or Remember is set, a save in the native format refers to the checkpoint before it,
+	// instead of writing unchanged bytes again, as long as that pays; see SaveOptions.Base.
 	Alone bool
 	// Remember keeps the bytes that this rank saves in memory until the next save, which then
 	// compares with them instead of reading the checkpoint before it. It takes as much memory
@@ -68,15 +68,15 @@ type RunOptions struct {
 
 // Run is the checkpoints of one training: folders below one folder, or below an address in
 // object storage, and perhaps a second time in another store. It names the folders of new
-// checkpoints, removes the ones that its policies do not keep, and uploads again what was
-// not uploaded. All ranks of a job make one with the same address. NewRun makes one; its
-// methods are safe for concurrent use.
+// checkpoints, removes the ones that its policies do not keep, and repeats failed uploads.
+// All ranks of a job make one with the same address. NewRun makes one; its methods are
+// safe for concurrent use.
 //
 // After a save and its upload, rank 0 keeps the run in order in the background: it writes
 // the policies into the file cairn-run.json, where the commands of cairn find them, uploads
-// complete checkpoints that the remote run lacks, and removes checkpoints. It removes
-// nothing from a folder while this process writes a save. Problems go to Observer.Warned and
-// Logger of the save.
+// complete checkpoints that the remote run lacks, and removes checkpoints. It does not
+// remove checkpoints from a folder while this process writes a save. Problems go to
+// Observer.Warned and Logger of the save.
 type Run struct {
 	address string
 	options RunOptions
@@ -84,7 +84,7 @@ type Run struct {
 	tender  run.Tender // after Save
 	line    run.Line
 	chain   run.Chain
-	kept    *delta.Cache // nil: nothing is remembered in this process
+	kept    *delta.Cache // nil: this process does not remember saved bytes
 	due     *run.Due     // nil: there is no RunOptions.Save
 	ctx     context.Context
 	stop    context.CancelCauseFunc
@@ -95,8 +95,8 @@ type Run struct {
 	loaded *run.Loaded // guarded by mu; the checkpoint that was loaded since the last save, or nil
 }
 
-// NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
-// writes nothing. The error wraps ErrOptions if a policy makes no sense.
+// NewRun returns the run at an address, as for OpenStore. The run need not exist: NewRun does
+// not read or write it. The error wraps ErrOptions if a policy makes no sense.
 func NewRun(address string, opts *RunOptions) (*Run, error) {
 	var o RunOptions
 	if opts != nil {
@@ -154,8 +154,9 @@ func (r *Run) settings() run.Settings {
 	return run.Settings{Remote: r.options.Remote, Keep: r.options.Keep, KeepRemote: r.options.KeepRemote}
 }
 
-// place returns the store of a new checkpoint, and what to do for the run after its save.
-// All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may change m.Name.
+// place returns the store of a new checkpoint, and its membership in the run, for the work after
+// the save. All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may
+// change m.Name.
 func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(_ context.Context, m *run.Member)) (blob.Store, *run.Member, error) {
 	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists}
 	r.mu.Lock()
@@ -526,7 +527,7 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*PruneReport, erro
 	return report, r.wrap("prune", err)
 }
 
-// Sync uploads the checkpoints that the remote run lacks, and returns what it did with each.
+// Sync uploads the checkpoints that the remote run lacks, and returns the outcome for each.
 // Any process may call it; saves of a Run do so by themselves.
 func (r *Run) Sync(ctx context.Context) ([]transfer.Synced, error) {
 	opened, s, err := r.open(ctx)

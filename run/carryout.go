@@ -37,8 +37,8 @@ func (p *pruning) carryOut(ctx context.Context, place *Place, list *[]Pruned) er
 	return errors.Join(errs...)
 }
 
-// referringFirst returns what is to be removed, the oldest first, but each checkpoint after
-// the ones that refer to it: until these are removed, it stays.
+// referringFirst returns the checkpoints to remove, the oldest first, but each one after
+// the checkpoints that refer to it: until these are removed, it stays.
 func referringFirst(list []Pruned) []*Pruned {
 	var out []*Pruned
 	seen := map[string]bool{}
@@ -147,7 +147,7 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	return isAny(place.look(ctx, name).err, storage.ErrNotFound, storage.ErrIncomplete)
 }
 
-// errNotUploaded reports a checkpoint whose remote copy has vanished.
+// errNotUploaded reports a checkpoint that has lost its remote copy.
 var errNotUploaded = errors.New("the remote copy is no longer complete")
 
 // checkAgain looks again, right before a checkpoint is removed: whether one that was saved
@@ -180,13 +180,14 @@ func (p *pruning) checkAgain(ctx context.Context, place *Place, x *Pruned) error
 	return nil
 }
 
-// wasComplete reports whether a checkpoint was complete when Prune began, so that what it
-// refers to is known.
+// wasComplete reports whether a checkpoint was complete when Prune began, so that its
+// references are known.
 func (p *pruning) wasComplete(place *Place, name string) bool {
 	return p.copyOf(place, name).IsComplete()
 }
 
-// finishRemovals completes the removals of processes that have died. What they leave is not complete.
+// finishRemovals completes the removals of dead processes. Such a process leaves an incomplete
+// checkpoint.
 func (p *pruning) finishRemovals(ctx context.Context, place *Place) error {
 	dirs, err := place.folders(ctx)
 	if err != nil {

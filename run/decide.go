@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Verdict is what a policy says about a checkpoint.
+// Verdict is the decision of a policy on a checkpoint.
 type Verdict struct {
 	Checkpoint Checkpoint `json:"checkpoint"`
 	Keep       bool       `json:"keep"`
@@ -36,11 +36,11 @@ const (
 const DefaultLeft = Left(48 * time.Hour)
 
 // Apply returns the verdicts of a policy about the checkpoints of one place, in the order of
-// all. It keeps what a rule keeps, and in any case the newest complete checkpoint, the ones to
-// which a kept one refers, and what is incomplete or under way. AtMost removes the oldest of
-// the ones that rules keep, until the complete ones have no more bytes; it does not remove the
-// newest, tagged ones that a rule keeps for their tags, and the ones to which a remaining one
-// refers.
+// all. It keeps the checkpoints that a rule keeps, and in any case the newest complete
+// checkpoint, the ones to which a kept one refers, and incomplete ones and those under way.
+// AtMost removes the oldest of the ones that rules keep, until the complete ones have no more
+// bytes; it does not remove the newest, tagged ones that a rule keeps for their tags, and the
+// ones to which a remaining one refers.
 //
 // Checkpoints on lines that were left (Checkpoint.Left) count as older than all others. Rules
 // for a number of checkpoints choose from them only if the current line has too few, and
@@ -51,7 +51,8 @@ const DefaultLeft = Left(48 * time.Hour)
 // stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
 // newer than the head.
 //
-// What Apply keeps, it also keeps when it is decision again to the kept ones at the same time.
+// Apply is stable: applied at the same time to the checkpoints that it kept, it keeps them
+// all.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	d := &decision{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// found is what was found in a folder.
+// found is the result of a look at a folder.
 type found struct {
 	folder *folder
 	err    error // why it is not complete
@@ -69,7 +69,8 @@ func (f *found) commit() savedStep {
 	return c
 }
 
-// describe returns what is in a folder of a run, or nil if that is not a checkpoint.
+// describe looks at a folder of a run. It returns nil if the folder is not a
+// checkpoint.
 func describe(ctx context.Context, dir *folder) (*found, error) {
 	f := look(ctx, dir, true)
 	if f.err == nil {
@@ -150,7 +151,7 @@ const lostAndFound = "lost+found"
 // lookOnce opens the checkpoint in a folder and finds out which of its files are missing.
 func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	f := &found{folder: dir}
-	if dir.name != "" { // the name of a run says nothing about steps
+	if dir.name != "" { // the name of a run has no step
 		f.step = numberOf(dir.name)
 	}
 	c, at, err := dir.open(ctx)
@@ -205,7 +206,8 @@ func bytesOf(files []storage.File) (n int64) {
 	return n
 }
 
-// open opens the checkpoint in the folder, and returns the store whose root holds it.
+// open opens the checkpoint in the folder, and returns the store that has it at its
+// root.
 func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, error) {
 	if f.format == nil {
 		return formats.OpenLocated(ctx, f.store, f.options)

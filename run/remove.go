@@ -33,7 +33,7 @@ type RemoveOptions struct {
 	Force bool
 	// TaggedToo also removes checkpoints with tags, and ones with notes that cannot be read.
 	TaggedToo bool
-	// DryRun removes nothing.
+	// DryRun only reports the outcomes.
 	DryRun bool
 	// Removed, if not nil, is called after each removal.
 	Removed func(p *Pruned)
@@ -42,11 +42,12 @@ type RemoveOptions struct {
 // Remove removes single checkpoints from the local place, by the names of their folders. It
 // does not look at the remote place. Each removal is one atomic step: see formats.Remove.
 //
-// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest, ErrTagged, ErrReferred
-// unless the checkpoints that refer to it are removed too, or what storage returns for a
-// checkpoint that is not there or not complete. If a checkpoint gets a tag meanwhile, or if a living
-// process reads it or saves there, Remove goes on with the others, and the error wraps ErrTagged,
-// storage.ErrInUse or storage.ErrUnderWay. The result describes the checkpoints of names in their order.
+// If Remove refuses one of them, it removes none. The error wraps ErrNewest, ErrTagged, or
+// ErrReferred unless the checkpoints that refer to it are removed too, or it is the error of
+// package storage for a checkpoint that is not there or not complete. If a checkpoint gets a tag
+// meanwhile, or if a living process reads it or saves there, Remove goes on with the others, and
+// the error wraps ErrTagged, storage.ErrInUse or storage.ErrUnderWay. The result describes the
+// checkpoints of names in their order.
 func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) ([]Pruned, error) {
 	var o RemoveOptions
 	if opts != nil {
@@ -105,7 +106,7 @@ func (p *pruning) choose(ctx context.Context, name string, names []string, force
 	i := p.position(name)
 	if i < 0 {
 		err := p.run.Local.look(ctx, name).err
-		if err == nil { // such as a folder whose newest checkpoint another file names
+		if err == nil { // such as a folder with a file that names its newest checkpoint
 			err = storage.ErrNotFound
 		}
 		x.Problem = err.Error()

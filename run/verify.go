@@ -68,8 +68,8 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 	}), nil
 }
 
-// VerifyNotes returns a problem if the notes of the checkpoint at the root of store, whose save has this
-// id, are damaged.
+// VerifyNotes returns a problem if the notes of the checkpoint at the root of store are damaged.
+// saveID is the id of its save.
 func VerifyNotes(ctx context.Context, store blob.Store, saveID string) ([]storage.VerifyProblem, error) {
 	_, err := ReadNotes(ctx, store, saveID)
 	return problemOf(NotesFile, err)

@@ -84,8 +84,8 @@ func (s *loads) load(b *loadBody) error {
 	})
 }
 
-// newLoadPlanner checks what a load asks for: every box has memory of its own in the
-// arena.
+// newLoadPlanner checks the request of a load: every box has memory of its own in
+// the arena.
 func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
 	p.AllowMissing, p.Cast = b.AllowMissing, b.Cast
@@ -368,7 +368,7 @@ func (s *loads) segmentsOf(bytes int64) *delta.Cache {
 	return s.segments
 }
 
-// describe says what a checkpoint holds.
+// describe answers with the contents of a checkpoint.
 func (s *loads) describe(b *describeBody) error {
 	if err := b.check(); err != nil {
 		return err
@@ -465,7 +465,8 @@ func aliasesOf(md *meta.Metadata) map[string]int {
 	return out
 }
 
-// loadPlanner is the default planner that also reports what has arrived.
+// loadPlanner is the default planner that also reports the pieces that have
+// arrived.
 type loadPlanner struct {
 	plan.DefaultLoad
 	load    uint64
@@ -474,7 +475,7 @@ type loadPlanner struct {
 	used    []claim        // of the arena
 	piece   func(pieceBody) error
 
-	mu sync.Mutex // for what is left of a tensor
+	mu sync.Mutex // for the rest of a tensor
 }
 
 // brokenLoad is a planner that only returns an error.

@@ -28,15 +28,15 @@ type Options struct {
 	// Command is the program with its arguments, such as "cairn", "saver". Nil: this
 	// program. It must call Main before it does anything else.
 	Command []string
-	// Title is an argument that this program gets as a saver, so that ps shows what it saves.
-	// It is not used with a Command. Empty: the rank and the folder of the run.
+	// Title is an argument that this program gets as a saver, so that ps shows the run that
+	// it saves. It is not used with a Command. Empty: the rank and the folder of the run.
 	Title string
 	// Listen is the address at which the saver of rank 0 listens for the savers of the other
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
 	Listen string
-	// Log is a file to which savers append their log, as text: what happens to saves,
-	// also after the trainer has ended, and why a saver crashes. Savers of several ranks
+	// Log is a file to which savers append their log, as text: the events of saves, also
+	// after the trainer has ended, and the reason of a crash. Savers of several ranks
 	// may share it. Empty: the log is discarded.
 	Log string
 }
@@ -93,8 +93,8 @@ func Run(opts *ServeOptions) error {
 		return err
 	}
 	os.Unsetenv(variable)
-	// What announces the end of a job, or ends it, is for its trainers. Their savers end when
-	// they are done.
+	// Signals that announce the end of a job, or end it, are for its trainers. Their savers
+	// end when they are done.
 	signal.Ignore(ignored...)
 	yieldToTrainer()
 	nameProcess()
@@ -201,9 +201,9 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	return p, nil
 }
 
-// startLogged starts a command whose standard error is appended to a file. If the name is
-// empty, it is discarded: a saver that kept the standard error of the trainer would hold
-// up whatever waits for its end.
+// startLogged starts a command and appends its standard error to a file. If the name is
+// empty, standard error is discarded: a saver that kept the standard error of the trainer
+// would hold up any process that waits for its end.
 func startLogged(cmd *exec.Cmd, name string) error {
 	if name != "" {
 		f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
@@ -252,14 +252,14 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Disconnect ends the conversation. The process completes what is staged and ends.
+// Disconnect ends the conversation. It completes the staged saves and ends.
 func (p *Process) Disconnect() { p.conn.Close() }
 
 // Ended is closed once the conversation is over.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Stop ends the conversation and waits until the process has gone. The process has a few
-// seconds to complete what is staged. Then it is killed, so it cannot publish anything
+// seconds to complete the staged saves. Then it is killed, so it cannot publish anything
 // after Stop has returned nil. If ctx ends first, Stop returns its cause.
 func (p *Process) Stop(ctx context.Context) error {
 	p.conn.Close()
@@ -439,7 +439,7 @@ func (p *Process) handleUploaded(b *uploadedBody) error {
 	return nil
 }
 
-// observer returns what observes a save.
+// observer returns the observer of a save.
 func (p *Process) observer(of subject) *protocol.Observer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -505,7 +505,8 @@ func answer[T any](ctx context.Context, p *Process, kind string) (*T, error) {
 	}
 }
 
-// Meeting is where savers meet: the address of the one of rank 0, and what they share.
+// Meeting is the place where savers meet: the address of the saver of rank 0, and the
+// secret and the job that they share.
 type Meeting struct {
 	Address string `json:"address"`
 	Secret  []byte `json:"secret"`
@@ -533,7 +534,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 	return err
 }
 
-// Save begins a save of a snapshot, whose units are sent as they are staged. over is
+// Save begins a save of a snapshot. The units are sent as they are staged. over is
 // called once with the outcome. After that, uploaded receives the outcome of the upload, if the
 // request has one. recorder receives the phases and warnings, and its Observer the
 // progress. Save itself fails only if the process has ended, or if the description of the

@@ -62,7 +62,8 @@ type Runner struct {
 	written []written // by the last saves to different local stores; only one save uses it at a time
 }
 
-// written is what this rank has written in its last save to a local store.
+// written has the files that this rank has written in its last save to a local
+// store.
 type written struct {
 	place, format, saveID string
 	files                 []storage.File
@@ -158,7 +159,7 @@ func (run *running) note(ctx context.Context, report *protocol.SaveReport, err e
 	}
 }
 
-// carryNotes notes in the second store what is noted in the first one, after an upload.
+// carryNotes copies the notes from the first store to the second one, after an upload.
 func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 	if report == nil || report.Direct || !run.leads() || len(run.Metrics) == 0 && run.Run == nil {
 		return
@@ -169,8 +170,9 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 }
 
 // tend keeps the run of a save in order, in the background. saved is the error of the save. It
-// is called before the outcome is reported, so that what waits for the outcome can wait for
-// the rest too. If the upload of the save has failed, it is repeated with the next save.
+// is called before the outcome is reported, so that a caller that waits for the outcome can
+// wait for this work too. If the upload of the save has failed, it is repeated with the next
+// save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || !run.leads() || saved != nil {
 		return

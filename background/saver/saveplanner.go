@@ -33,7 +33,7 @@ type savePlanner struct {
 	stop     context.CancelCauseFunc
 	recorder *protocol.Recorder // of the save
 
-	fits bool // everything will be staged: nothing is fetched
+	fits bool // everything will be staged, so no item is fetched
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when items are staged, or err is set
@@ -164,8 +164,8 @@ func (s *savePlanner) stageUnit(u *unitBody) error {
 }
 
 // markDone notes that an item is not needed any more, before the trainer receives that:
-// the memory of a unit whose items are all done is free.
-// It returns false if that was noted before.
+// when all items of a unit are done, its memory is free. It returns false if that was
+// noted before.
 func (s *savePlanner) markDone(x *stagedItem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,7 +240,7 @@ func (s *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
 func (s *savePlanner) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// FinishPlan releases what this rank does not write.
+// FinishPlan releases the items that this rank does not write.
 func (s *savePlanner) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	needed := make(map[*stagedItem]bool, len(p.Items))
 	for i := range p.Items {
