@@ -16,7 +16,7 @@ import (
 
 // picture is a chart that a Site draws.
 type picture struct {
-	params string // besides what
+	params string // besides the parameter what
 	draw   func(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error)
 }
 

@@ -97,7 +97,7 @@ func (s *Site) run(ctx context.Context, age time.Duration) (*run.Log, error) {
 	return s.list(ctx, age)
 }
 
-// ofCheckpoint returns what fn finds out about the checkpoint that the parameter c names.
+// ofCheckpoint returns the result of fn for the checkpoint that the parameter c names.
 func ofCheckpoint[T any](ctx context.Context, s *Site, q *query, fn func(h *handle) (T, error)) (out T, err error) {
 	id := q.need("c")
 	if q.err != nil {
@@ -283,10 +283,10 @@ func cached[T any](ctx context.Context, s *Site, m *meter, key string, rows func
 	return v, nil
 }
 
-// keyOf joins what identifies a question.
+// keyOf joins the parts of the key of a question.
 func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
 
-// identity returns what identifies the content of the checkpoint.
+// identity returns a text that identifies the content of the checkpoint.
 func (h *handle) identity() string {
 	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
 }

@@ -38,8 +38,8 @@ type step struct {
 	Error string `json:"error"`
 }
 
-// layerRow is what the answer needs of a layer. It is kept in files: a change of its fields,
-// or of their meaning, needs another stepsVersion.
+// layerRow has the numbers of a layer that the answer needs. It is kept in files: a change
+// of its fields, or of their meaning, needs another stepsVersion.
 type layerRow struct {
 	Layer    string `json:"layer"`
 	L2       exact  `json:"l2"`

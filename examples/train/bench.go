@@ -100,7 +100,7 @@ func products(s sizes) []gemm {
 	return out
 }
 
-// run computes the products by gonum and nothing else.
+// run computes the products by gonum alone.
 func (g gemm) run() {
 	one := func(c []float32) {
 		lda, ldb := g.k, g.n

@@ -26,7 +26,7 @@ type phase struct {
 	ranks int
 	grid
 	steps int // of the run, at the end of the phase
-	kill  int // the step whose save is disturbed; 0: no step
+	kill  int // the save of this step is disturbed; 0: no step
 }
 
 // String returns the number of processes.

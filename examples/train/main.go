@@ -38,7 +38,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// config is what the flags say.
+// config has the values of the flags.
 type config struct {
 	sizes
 	grid
@@ -319,7 +319,7 @@ func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
 	return g.Scale(j.model.loss(g, x, y), 1/float64(j.Data*j.Tensor)), nil
 }
 
-// state is what a checkpoint has.
+// state is the state that a checkpoint has.
 func (j *job) state(step int) cairn.State {
 	return cairn.State{"model": j.model.Module, "optim": j.opt, "step": int64(step), "sizes": j.sizes.String()}
 }

@@ -108,7 +108,7 @@ func (at *position) cut(name string, p *nn.Param) error {
 	if at.Kind == sharded {
 		inColumn = shard.Shard(0)
 		if inRow == shard.Shard(0) && at.Tensor > 1 {
-			inColumn = shard.StridedShard(0, at.Tensor) // cuts what this row of the grid has
+			inColumn = shard.StridedShard(0, at.Tensor) // cuts the rows that this row of the grid has
 			rows /= int64(at.Tensor)
 		}
 		// A layer needs all rows. They are gathered when it runs; in the backward pass the
@@ -118,12 +118,12 @@ func (at *position) cut(name string, p *nn.Param) error {
 	return p.SetLayout(shard.Placed{Mesh: at.mesh, Placements: []shard.Placement{inColumn, inRow}}, at.rank)
 }
 
-// unit is a block, or the rest of the model, whose parameters are joined. Each rank holds
-// an equal part of the whole.
+// unit joins the parameters of a block, or of the rest of the model. Each rank holds an
+// equal part of the whole.
 type unit struct {
 	leaf   *autograd.Var   // this rank's part
 	params []*nn.Param     // their shares are views of it
-	sizes  []int64         // of the whole parameters, and of what fills up the last part
+	sizes  []int64         // of the whole parameters, and of the padding of the last part
 	parts  []*autograd.Var // the whole parameters while the module runs
 }
 

@@ -48,7 +48,7 @@ type report struct {
 	tried   int
 }
 
-// director starts the jobs, disturbs them, and notes what they say.
+// director starts the jobs, disturbs them, and notes their messages.
 type director struct {
 	folder   string
 	versions int64
@@ -56,7 +56,7 @@ type director struct {
 
 	trainer, columns, rows *job
 
-	parts   map[string][]message // what the ranks of a job have said about a version, in order
+	parts   map[string][]message // messages of the ranks of a job about a version, in order
 	trained map[int64]digest
 	reports []report
 	failed  int // updates that failed
@@ -103,7 +103,7 @@ func demo(ctx context.Context, versions int64) error {
 	return d.compare()
 }
 
-// What happens at which version.
+// The versions at which the director disturbs the jobs.
 func (d *director) killServerAt() int64  { return d.versions / 5 }
 func (d *director) damageAt() int64      { return d.versions * 2 / 5 }
 func (d *director) killTrainerAt() int64 { return d.versions * 7 / 10 }
@@ -174,7 +174,7 @@ func (d *director) kill(j *job) {
 	}
 }
 
-// stop kills what still runs, and waits for it.
+// stop kills the jobs that still run, and waits for them.
 func (d *director) stop() {
 	for _, j := range []*job{d.trainer, d.columns, d.rows} {
 		d.kill(j)
@@ -191,7 +191,7 @@ func (d *director) stop() {
 	}
 }
 
-// heard takes what a rank has said, and disturbs the jobs.
+// heard takes a message of a rank, and disturbs the jobs.
 func (d *director) heard(ctx context.Context, e *event) error {
 	if e.ended {
 		return d.ended(ctx, e)
@@ -223,7 +223,8 @@ func (d *director) heard(ctx context.Context, e *event) error {
 	return nil
 }
 
-// together returns what all ranks of a job have said of a version, when the last one has.
+// together returns the messages of all ranks of a job about a version, once it has the last
+// one.
 func (d *director) together(e *event) []message {
 	key := fmt.Sprint(e.job.name, e.turn, e.Event, e.Version, e.job.ranks)
 	d.parts[key] = append(d.parts[key], e.message)
@@ -319,7 +320,7 @@ func (d *director) ended(ctx context.Context, e *event) error {
 	return nil
 }
 
-// compare compares what the servers have reported with what was trained, and prints a table.
+// compare compares the reports of the servers with the trained weights, and prints a table.
 func (d *director) compare() error {
 	var errs []error
 	for _, r := range d.reports {

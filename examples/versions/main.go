@@ -159,7 +159,7 @@ func digestOf(model cairn.State) (d digest, err error) {
 	return d, err
 }
 
-// message is what a rank prints.
+// message is a line that a rank prints.
 type message struct {
 	// Event is "trained", "published" or "resumed" of a trainer, "updated" or "failed" of a
 	// server.

@@ -99,7 +99,7 @@ func saveStep(ctx context.Context, r *cairn.Run, step int64, rank int) error {
 	return err
 }
 
-// forked writes a run whose jobs have gone back: to step 200, then to step 100, and to step
+// forked writes a run with jobs that went back: to step 200, then to step 100, and to step
 // 200 again.
 func forked(ctx context.Context, dir string) error {
 	r, err := cairn.NewRun(dir, nil)
@@ -212,7 +212,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	return os.Remove(filepath.Join(partial, "cairn.json"))
 }
 
-// model returns what a rank holds of a small model after some steps: weights that grow and
+// model returns a rank's part of a small model after some steps: weights that grow and
 // drift, the later layers more than the first ones.
 func model(step int64, rank int) (cairn.State, error) {
 	weights := map[string]any{}
@@ -248,7 +248,7 @@ func model(step int64, rank int) (cairn.State, error) {
 	return cairn.State{"model": weights, "lr": 3e-4, "step": step, "config": map[string]any{"hidden": int64(64), "act": "silu"}}, err
 }
 
-// hostile writes a checkpoint whose names try to break a page, with NaN and infinities.
+// hostile writes a checkpoint with names that try to break a page, with NaN and infinities.
 func hostile(ctx context.Context, dir string) error {
 	names := []string{
 		`<img src=x onerror=alert(1)>`, `<script>alert(2)</script>`, `"quoted" 'names' & more`, "two\nlines", "tab\tand\x00null",
@@ -268,7 +268,7 @@ func hostile(ctx context.Context, dir string) error {
 	return save(ctx, dir, state, nil)
 }
 
-// timeline writes a checkpoint whose save was made by many ranks, three of them slow.
+// timeline writes a checkpoint that many ranks saved, three of them slow.
 func timeline(ctx context.Context, dir string, ranks int) error {
 	if err := save(ctx, dir, cairn.State{"w": make([]int64, 3)}, &cairn.SaveOptions{Step: new(int64(5000))}); err != nil {
 		return err
