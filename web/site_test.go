@@ -386,7 +386,8 @@ func TestReplacedDuringRead(t *testing.T) {
 			save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("again-%d-%d", c.times, left), 2, byte(left))
 			return broken
 		})
-		save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("before-%d", c.times), 2, 7) // the kept result is for another question
+		// The kept result is for another question.
+		save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("before-%d", c.times), 2, 7)
 		w.stale()
 		_, err := w.ask(t.Context(), text)
 		if got := w.kindOf(err); got != c.want {

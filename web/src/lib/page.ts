@@ -30,8 +30,7 @@ export function snapshot(about: string): string {
     `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'">`,
     `<meta name="viewport" content="width=${width}">`,
     page.head.querySelector('title')!.outerHTML,
-    // As text, because a style element would belong to this page, and its policy refuses
-    // one.
+    // As text: a style element would belong to this page, and its policy refuses one.
     `<style>${rules.join('\n').replaceAll('<', '\\3c ')}</style></head>`,
     `${body.outerHTML}</html>\n`,
   ].join('\n');
