@@ -344,15 +344,18 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		unbind()
 		cancel(nil)
 	}
+
 	overlapped := false // end is called when the state is staged
 	defer func() {
 		if !overlapped {
 			end()
 		}
 	}()
+
 	job := o.job(store)
 	job.Recorder = o.recorder(ctx, &job)
 	ctx = job.Recorder.Context(ctx)
+
 	select {
 	case s.call <- struct{}{}:
 	case <-ctx.Done():
@@ -361,6 +364,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		return nil, err
 	}
 	defer func() { <-s.call }()
+
 	p := &Pending{
 		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
 		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
@@ -369,12 +373,15 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		job.Recorder.End(0, wrap("save", store, err))
 		return nil, err
 	}
+
 	if p.over() {
 		return p, nil
 	}
+
 	if !o.Overlap {
 		return p, s.fill(ctx, p, false, func() { s.enqueue(p, job) })
 	}
+
 	started := make(chan struct{})
 	overlapped = true
 	go func() {
@@ -386,6 +393,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 	}()
 	<-started // saves are in order
 	p.recorder.EndStall()
+
 	return p, nil
 }
 
@@ -559,6 +567,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 			s.settle(patience)
 			cancel()
 		}
+
 		if s.process != nil {
 			if err := s.process.Err(); err != nil {
 				warn(fmt.Errorf("%w; a new one is started", err))
@@ -567,6 +576,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 				return err
 			}
 		}
+
 		s.setProcess(nil)
 		opts := *s.options.Process
 		opts.Title = cmp.Or(opts.Title, fmt.Sprintf("rank %d, %s", g.Rank(), runOf(store)))
@@ -579,6 +589,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 	if err != nil {
 		return err
 	}
+
 	m, err := group.Broadcast(ctx, g, "listen", 0, group.JSON[saver.Meeting](), func(ctx context.Context) (saver.Meeting, error) {
 		m := saver.Meeting{Address: s.options.Process.Listen, Secret: []byte(crand.Text()), Job: crand.Text()}
 		var err error
@@ -590,6 +601,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 	if err != nil {
 		return err
 	}
+
 	err = group.Each(ctx, group.StopEarly(g), "join", func(ctx context.Context) error { return s.process.Join(ctx, m, g.Rank(), g.Size()) })
 	if err == nil {
 		s.mu.Lock()
@@ -830,6 +842,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	}
 	close(p.ran)
 	<-p.staged
+
 	var written int64
 	if err != nil {
 		err = wrap("save", p.store, err)
@@ -845,10 +858,12 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		p.recorder.Traffic(report.Traffic)
 		written = report.RankBytes
 	}
+
 	p.recorder.End(written, err, ErrReplaced)
 	if err == nil {
 		ours.saved(p.place, p.saveID)
 	}
+
 	s.mu.Lock()
 	p.report, p.err = report, err
 	if s.failed = err; errors.Is(err, ErrReplaced) {
@@ -856,6 +871,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	}
 	s.saves = slices.DeleteFunc(s.saves, func(x *Pending) bool { return x == p })
 	s.mu.Unlock()
+
 	close(p.done)
 	if p.remote == "" {
 		p.uploadErr = err

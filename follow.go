@@ -291,10 +291,13 @@ func (f *Follower) load(ctx context.Context, state State, v *versions.Choice) (*
 		p.from = f.known.Last.Step
 	}
 	f.mu.Unlock()
+
 	p.planner.Rename, p.planner.Cast = f.options.Rename, f.options.Cast
 	job := protocol.RankLoad{Group: f.group, Planner: &p.planner, State: state}
+
 	release := func() {}
 	defer func() { release() }()
+
 	err := group.Each(ctx, f.group, "state", func(ctx context.Context) error {
 		for name, value := range state {
 			if _, ok := value.(Stateful); ok {
@@ -318,11 +321,13 @@ func (f *Follower) load(ctx context.Context, state State, v *versions.Choice) (*
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := protocol.Load(ctx, job)
 	if err != nil {
 		return nil, err
 	}
 	p.read = r.Local.Read
+
 	return p, group.Each(ctx, f.group, "version", func(context.Context) error {
 		if r.SaveID != v.SaveID {
 			return fmt.Errorf("%w: version %d has the save %s, and had %s", ErrChanged, v.Step, r.SaveID, v.SaveID)

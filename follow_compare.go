@@ -69,11 +69,13 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 		}
 		most, total = max(most, sizes[i]), total+sizes[i]
 	}
+
 	c.memory = r.follower.take(max(most, min(total, r.follower.options.BufferBytes)))
 	defer func() {
 		r.follower.put(c.memory)
 		c.memory = nil
 	}()
+
 	var sum storage.ReadStats
 	for from := 0; from < len(p.Items); {
 		to, n := from, int64(0)
@@ -81,6 +83,7 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 			n += sizes[to]
 			to++
 		}
+
 		c.used = 0
 		batch := *p
 		batch.Items = p.Items[from:to]
@@ -89,6 +92,7 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 		if err != nil {
 			return sum, err
 		}
+
 		from = to
 	}
 	return sum, nil

@@ -242,6 +242,7 @@ func (o *LoadOptions) adapting(refuse bool, why string) []option {
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata
+
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.RankLoad) (State, error) {
 		if opts != nil {
 			const why = "needs a state from the caller: LoadNew makes the state from the checkpoint"
@@ -261,6 +262,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
+
 		wanted := func(fqn string) bool { return hasPrefix(fqn, prefixes) }
 		if h, ok := job.Reader.(storage.HeldChecker); ok {
 			if err := h.CheckHeld(ctx, md.Select(wanted)); err != nil {
@@ -274,9 +276,11 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 		state, err = plan.NewState(md.WithoutMissing(apart), wanted)
 		return state, err
 	})
+
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if len(r.Missing) > 0 {
 		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner left out %q", ErrMissing, r.Missing))
 	}

@@ -64,6 +64,7 @@ func (c *checker) resume(store blob.Store, files []storage.Reference, warn func(
 	}
 	old := c.files
 	c.files = map[checkedKey]*checked{}
+
 	var todo []*checked
 	for _, f := range files {
 		key := checkedKey{f.Folder, f.Name}
@@ -80,14 +81,17 @@ func (c *checker) resume(store blob.Store, files []storage.Reference, warn func(
 			todo = append(todo, x)
 		}
 	}
+
 	for key, x := range old {
 		if x.damaged {
 			c.files[key] = x
 		}
 	}
+
 	if c.stop != nil {
 		c.stop()
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	before, idle := c.idle, make(chan struct{})
 	c.stop, c.idle = cancel, idle

@@ -153,6 +153,7 @@ func (d *decision) askRules(now time.Time) {
 			d.why[d.order[k]] = append(d.why[d.order[k]], r.String())
 		}
 	}
+
 	mayRefer := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayRefer() })
 	mayLead := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayLead() })
 	for _, i := range d.order {
@@ -171,10 +172,12 @@ func (d *decision) askRules(now time.Time) {
 			}
 		}
 	}
+
 	if n := len(d.order); n > 0 {
 		newest := d.order[n-1]
 		d.why[newest] = append(d.why[newest], ReasonNewest)
 	}
+
 	for _, i := range d.order {
 		if why := d.policy.protect[d.all[i].Name]; why != "" && len(d.why[i]) == 0 {
 			d.why[i] = []string{why}

@@ -154,6 +154,7 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	if dir.name != "" { // the name of a run has no step
 		f.step = numberOf(dir.name)
 	}
+
 	c, at, err := dir.open(ctx)
 	if err != nil {
 		f.err = fmt.Errorf("open %s: %w", dir.store, err)
@@ -164,15 +165,18 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		return f
 	}
 	defer c.Close()
+
 	if whole && at.String() != dir.store.String() {
 		f.err = fmt.Errorf("%w: %s is a run of its own", storage.ErrNotFound, dir.shown())
 		return f
 	}
+
 	s := c.Storage()
 	f.saveID, f.time, f.bases, f.line = s.SaveID, s.Time, s.Bases, s.Line
 	if s.Step != nil {
 		f.step = s.Step
 	}
+
 	if !whole {
 		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
 			f.err = fmt.Errorf("read %s: %w", at, err)
@@ -189,6 +193,7 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 			f.whole, f.bytes = bytesOf(c.Files()), s.StoredBytes
 		}
 	}
+
 	if f.line == nil {
 		f.line = f.notes.Line
 	}

@@ -128,14 +128,17 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if opts != nil {
 		o = *opts
 	}
+
 	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err != nil {
 		return nil, err
 	}
+
 	out := &Tended{}
 	if m.Settings.isZero() {
 		return out, nil
 	}
+
 	if err := r.Claim(ctx, m.Settings); err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
@@ -143,6 +146,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
+
 	var errs []error
 	if r.Remote != nil {
 		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})
@@ -153,10 +157,12 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 			}
 		}
 	}
+
 	if !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
 		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn, protect: m.protected(all)})
 		errs = append(errs, err)
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}

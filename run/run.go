@@ -308,6 +308,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	each := make([]*found, len(dirs))
 	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
 		each[i], err = describe(ctx, &dirs[i])
@@ -317,6 +318,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		return nil, err
 	}
 	dropParts(ctx, r.places(), dirs, each)
+
 	byName := map[string]*Checkpoint{}
 	for i, f := range each {
 		if f == nil {
@@ -329,11 +331,13 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		}
 		c.add(f, dirs[i].place.remote)
 	}
+
 	out := []Checkpoint{}
 	for _, c := range byName {
 		c.summarize()
 		out = append(out, *c)
 	}
+
 	rewound, _, err := r.rewound(ctx)
 	if err != nil && !isUnreadable(err) { // which Prune refuses
 		return nil, err

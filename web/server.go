@@ -205,6 +205,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		v.fail(w, r, &Error{Kind: KindNotFound, Message: "there is no request " + quote("/api/"+name), Hint: "docs/web.md describes the requests"})
 		return
 	}
+
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		v.fail(w, r, badRequest("the parameters cannot be parsed: "+err.Error(), ""))
@@ -215,6 +216,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		v.fail(w, r, q.err)
 		return
 	}
+
 	w.Header().Set("Content-Type", "application/json")
 	if what.stream {
 		w.Header().Set("Content-Type", "application/x-ndjson")
@@ -222,10 +224,12 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 	if r.Method == http.MethodHead {
 		return
 	}
+
 	if what.stream {
 		v.stream(w, r, q, &what)
 		return
 	}
+
 	if what.large {
 		done, err := v.large.take(r.Context(), nil)
 		if err != nil {
@@ -234,6 +238,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		}
 		defer done()
 	}
+
 	answer, err := what.answer(r.Context(), v.site, q, new(meter))
 	if err != nil {
 		v.fail(w, r, err)

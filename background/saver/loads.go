@@ -224,6 +224,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 	if err != nil {
 		return nil, nil, err
 	}
+
 	s.mu.Lock()
 	o := s.opened[key]
 	if o == nil {
@@ -237,6 +238,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 	}
 	o.users++
 	s.mu.Unlock()
+
 	done = func() {
 		s.mu.Lock()
 		o.users--
@@ -249,6 +251,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 			o.end(&s.work)
 		}
 	}
+
 	select {
 	case <-o.ready:
 		err = o.err
@@ -306,9 +309,11 @@ func (o *opened) open(s *loads, src *source) error {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 		return formats.Open(ctx, store, &formats.Options{Segments: s.segmentsOf(src.Keep), Base: src.Base})
 	}
+
 	if src.Recipe != nil && s.OpenAs == nil {
 		return fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
 	}
+
 	if src.Format != "" {
 		f, err := decodeFormat(src.Format, src.FormatOptions)
 		if err != nil {
@@ -322,9 +327,11 @@ func (o *opened) open(s *loads, src *source) error {
 	} else if len(src.FormatOptions) > 0 {
 		return fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
+
 	if err := baseAlone(src.Base, src.Format); err != nil {
 		return err
 	}
+
 	store, err := s.runs.source(src.Store)
 	if err != nil {
 		return err
@@ -332,6 +339,7 @@ func (o *opened) open(s *loads, src *source) error {
 	if o.release, err = formats.Reading(s.ctx, store); err != nil {
 		return err
 	}
+
 	c, err := open(s.ctx, store)
 	if errors.Is(err, storage.ErrNotFound) {
 		if _, missing := os.Lstat(src.Store); errors.Is(missing, fs.ErrNotExist) {
@@ -345,6 +353,7 @@ func (o *opened) open(s *loads, src *source) error {
 		return err
 	}
 	defer c.Close()
+
 	o.Checkpoint = c
 	o.md, err = c.Metadata(s.ctx)
 	return err

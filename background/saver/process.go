@@ -163,10 +163,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	if arena.File() == nil {
 		return nil, fmt.Errorf("%w: it is not shared", stage.ErrArena)
 	}
+
 	if os.Getenv(variable) != "" {
 		// Without this, a program that forgets Main would start itself without end.
 		return nil, fmt.Errorf("%w: this process was started as a saver, but its program does not call saver.Main first", ErrMessage)
 	}
+
 	command := o.Command
 	if len(command) == 0 {
 		self, err := os.Executable()
@@ -175,10 +177,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		}
 		command = []string{self, processName + ": " + o.Title} // Main looks at no arguments
 	}
+
 	conn, theirs, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
+
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), variable+"=1")
 	cmd.ExtraFiles = []*os.File{theirs, arena.File()}
@@ -189,6 +193,7 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		conn.Close()
 		return nil, fmt.Errorf("start the saver process: %w", err)
 	}
+
 	p := newProcess(conn, cmd.Wait)
 	p.kill = func() { _ = cmd.Process.Kill() } // it may have gone
 	ctx, cancel := context.WithTimeout(ctx, startTime)
@@ -298,16 +303,19 @@ func (p *Process) receive(wait func() error) {
 			err = p.handle(f)
 		}
 	}
+
 	p.conn.Close()
 	p.out.close(0)
 	if p.refused != nil {
 		err = p.refused
 	}
+
 	var exit error
 	go func() {
 		exit = wait()
 		close(p.exited)
 	}()
+
 	cause := fmt.Errorf("%w: %w", ErrSaver, err)
 	select {
 	case <-p.exited:
@@ -316,6 +324,7 @@ func (p *Process) receive(wait func() error) {
 		}
 	case <-time.After(exitTime): // it completes a save
 	}
+
 	p.mu.Lock()
 	p.err = cause
 	p.closed = true
@@ -323,6 +332,7 @@ func (p *Process) receive(wait func() error) {
 	p.saves, p.uploads = nil, nil
 	p.mu.Unlock()
 	close(p.ended)
+
 	for _, generation := range slices.Sorted(maps.Keys(uploads)) {
 		uploads[generation].uploaded(nil, cause)
 	}

@@ -90,6 +90,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 	if t.Run != nil {
 		run.folder = t.Run.Name
 	}
+
 	r.mu.Lock()
 	before, uploadBefore := last(r.saves), last(r.uploads)
 	r.saves = append(r.saves, run)
@@ -97,36 +98,45 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		r.uploads = append(r.uploads, run)
 	}
 	r.mu.Unlock()
+
 	go func() {
 		if before != nil {
 			<-before.done
 		}
+
 		report, err := r.run(ctx, run)
 		if err == nil && run.Run != nil {
 			report.Folder = run.Run.Name
 		}
+
 		if err == nil && t.Tiers != nil && !run.direct {
 			r.removeReplaced(ctx, run, report)
 		}
 		run.note(ctx, report, err)
+
 		if t.Tiers == nil {
 			r.tend(ctx, run, err)
 		}
 		t.Over(report, err)
+
 		r.mu.Lock()
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
 		close(run.done)
+
 		if t.Tiers == nil {
 			return
 		}
+
 		if uploadBefore != nil {
 			<-uploadBefore.uploaded
 		}
+
 		uploaded, uploadErr := run.upload(ctx, report, err)
 		run.carryNotes(ctx, uploaded)
 		r.tend(ctx, run, err)
 		run.Tiers.Uploaded(uploaded, uploadErr)
+
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()

@@ -71,6 +71,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
 		}
 	}
+
 	s := &savePlanner{
 		claims:      c,
 		DefaultSave: plan.DefaultSave{Owner: b.Owner, ValuesMayDiffer: b.ValuesMayDiffer},
@@ -78,6 +79,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 		local: &plan.SavePlan{Absent: b.Absent}, items: make([]stagedItem, len(b.Items)), byKey: make(map[plan.ItemKey]*stagedItem, len(b.Items)),
 	}
 	s.broken, s.stop = context.WithCancelCause(context.Background())
+
 	known := map[string]*plan.Info{}
 	for i := range b.Items {
 		it, err := b.Items[i].writeItem(known, !b.ValuesMayDiffer)
@@ -87,6 +89,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 		if it.Kind != plan.KindBytes && b.TensorsMayDiffer {
 			it.MayDiffer = true
 		}
+
 		x := &s.items[i]
 		*x = stagedItem{itemBody: b.Items[i], number: i, dtype: it.Info.DType, sizes: it.Box.Sizes, at: -1}
 		if it.Kind != plan.KindBytes {
@@ -94,6 +97,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 				return nil, err
 			}
 		}
+
 		if s.byKey[it.Key()] != nil {
 			continue // equal boxes have equal contents
 		}

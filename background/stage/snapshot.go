@@ -555,6 +555,7 @@ func (s *Snapshot) copyUnits(ctx context.Context, units []*unit, copied func(*un
 		*last = append(*last, t)
 		t.unit.uncopied.Add(1)
 	}
+
 	for _, u := range units {
 		mem := s.memory(u)
 		for _, g := range u.segments {
@@ -570,6 +571,7 @@ func (s *Snapshot) copyUnits(ctx context.Context, units []*unit, copied func(*un
 			}
 		}
 	}
+
 	return work.Each(ctx, len(batches), runtime.GOMAXPROCS(0), func(_ context.Context, i int) error {
 		for _, t := range batches[i] {
 			if t.tensor == nil {

@@ -64,6 +64,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 			parts.Close()
 		}
 	}()
+
 	// Rank 0 locks the remote folder before any rank writes to it, so that 'cairn clean'
 	// recognises the files of dead ranks.
 	err := group.Each(ctx, group.StopEarly(g), "begin upload", func(ctx context.Context) (err error) {
@@ -76,6 +77,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	var data []storage.File // of all ranks, on rank 0
 	_, err = group.Decide(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
 		func(ctx context.Context) ([]storage.File, error) { return s.Files, parts.Copy(ctx) },
@@ -86,6 +88,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	// A rank whose context ends still learns whether the copy was published.
 	sum, err := group.Broadcast(context.WithoutCancel(ctx), g, "publish", 0, group.JSON[totals](), func(context.Context) (totals, error) {
 		if err := group.ContextError(ctx); err != nil {
@@ -100,6 +103,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	return &Report{
 		SaveID: s.SaveID, Bytes: sum.Bytes, RankBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
 	}, nil

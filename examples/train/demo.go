@@ -87,9 +87,11 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	var wg sync.WaitGroup
 	ends := make([]error, p.ranks)
 	cmds := make([]*exec.Cmd, p.ranks)
+
 	for r := range p.ranks {
 		cmd := exec.CommandContext(ctx, self, "-run", folder, "-steps", fmt.Sprint(p.steps), "-every", fmt.Sprint(every),
 			"-data", fmt.Sprint(p.Data), "-tensor", fmt.Sprint(p.Tensor), "-kind", p.Kind)
@@ -101,6 +103,7 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 		if err != nil {
 			return err
 		}
+
 		if err := cmd.Start(); err != nil {
 			return err
 		}
@@ -114,10 +117,12 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 			}
 		})
 	}
+
 	wg.Wait()
 	if p.kill == 0 {
 		return errors.Join(ends...)
 	}
+
 	for _, err := range ends {
 		if err != nil {
 			fmt.Printf("  %v\n", err)

@@ -158,12 +158,14 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		u.sizes = append(u.sizes, p.Local().NumElements())
 		total += p.Local().NumElements()
 	}
+
 	n := int64(at.Data)
 	each := (total + n - 1) / n
 	mine, err := tensor.New(tensor.Float32, []int64{each})
 	if err != nil {
 		return err
 	}
+
 	begin := int64(0) // of the parameter in the whole
 	for i, p := range params {
 		var layout shard.Flat
@@ -174,6 +176,7 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		if err := p.SetLayout(layout, at.rank); err != nil {
 			return err
 		}
+
 		lo := begin + layout.Intervals[at.rank][0] - int64(at.rank)*each // in mine
 		view, err := mine.Slice(0, inside(lo, each), inside(lo, each)+p.Local().NumElements(), 1)
 		if err != nil {
@@ -188,8 +191,10 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		p.SetView(func(g *autograd.Graph) *autograd.Var { return g.Reshape(u.parts[i], shape...) })
 		begin += u.sizes[i]
 	}
+
 	u.leaf = autograd.Leaf(mine)
 	u.sizes = append(u.sizes, each*n-total)
+
 	m.Wrap(func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 			u.parts = g.Split(g.AllGatherConcat(at.column, u.leaf, 0, each*n), u.sizes...)

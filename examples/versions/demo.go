@@ -114,8 +114,10 @@ func (d *director) start(ctx context.Context, j *job) error {
 	if err != nil {
 		return err
 	}
+
 	j.turn++
 	j.cmds, j.alive, j.killed = nil, 0, false
+
 	meet, err := os.MkdirTemp(d.folder, "meet-")
 	if err != nil {
 		return err
@@ -125,6 +127,7 @@ func (d *director) start(ctx context.Context, j *job) error {
 		return err
 	}
 	defer log.Close()
+
 	for r := range j.ranks {
 		cmd := exec.CommandContext(ctx, self, append([]string{"-folder", d.folder, "-versions", fmt.Sprint(d.versions)}, j.args...)...)
 		cmd.Env = append(os.Environ(), "MASTER_ADDR=unix:"+filepath.Join(meet, "0.sock"), fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", j.ranks))
@@ -136,12 +139,14 @@ func (d *director) start(ctx context.Context, j *job) error {
 		if err != nil {
 			return err
 		}
+
 		if err := cmd.Start(); err != nil {
 			return err
 		}
 		j.cmds = append(j.cmds, cmd)
 		j.alive++
 		turn := j.turn
+
 		go func() {
 			for lines := bufio.NewScanner(out); lines.Scan(); {
 				var m message

@@ -187,15 +187,18 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		return err
 	}
 	defer g.Close()
+
 	model, err := newModel(shard.Rows, g.Size(), g.Rank())
 	if err != nil {
 		return err
 	}
+
 	stager, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: 64 << 20, Process: &saver.Options{}})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stager.Close(ctx)) }()
+
 	last4, err := cairn.ParsePolicy("last 4")
 	if err != nil {
 		return err
@@ -205,16 +208,19 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, weights.Close(ctx)) }()
+
 	// A trainer does not continue from versions: servers need only the weights.
 	checkpoints, err := cairn.NewRun(filepath.Join(folder, "checkpoints"), &cairn.RunOptions{Group: g, Alone: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, checkpoints.Close(ctx)) }()
+
 	first, err := resume(ctx, checkpoints, model)
 	if err != nil {
 		return err
 	}
+
 	for v := first; v <= versions; v++ {
 		if err := trainStep(model, v); err != nil {
 			return err
@@ -226,6 +232,7 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		if err != nil {
 			return err
 		}
+
 		pending, err := weights.SaveAsync(ctx, model, &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Step: &v}})
 		if err == nil {
 			_, err = pending.Wait(ctx)
@@ -239,6 +246,7 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		if err != nil {
 			return err
 		}
+
 		for v == hold {
 			if _, err := os.Stat(filepath.Join(folder, "go")); err == nil {
 				break
@@ -269,6 +277,7 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 		return err
 	}
 	defer g.Close()
+
 	cuts := map[string]func(int) shard.Placed{"columns": shard.Columns, "rows": shard.Rows}
 	if cuts[layout] == nil {
 		return fmt.Errorf("unknown layout %q", layout)
@@ -277,11 +286,13 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 	if err != nil {
 		return err
 	}
+
 	follower, err := cairn.Follow(filepath.Join(folder, "weights"), &cairn.FollowOptions{Group: g, Interval: 10 * time.Millisecond, CacheBytes: 64 << 20})
 	if err != nil {
 		return err
 	}
 	defer follower.Close()
+
 	for {
 		if _, err := follower.Wait(ctx); err != nil {
 			return err
@@ -297,6 +308,7 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 		if err != nil {
 			return err
 		}
+
 		d, err := digestOf(model)
 		if err == nil {
 			err = say(message{Event: "updated", Version: r.Version, Digest: d, Read: r.ReadBytes, Pause: r.Pause, Tried: len(r.Tried)})

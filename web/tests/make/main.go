@@ -183,6 +183,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err != nil {
 		return err
 	}
+
 	store, err := file.Open(dir, nil)
 	if err != nil {
 		return err
@@ -191,6 +192,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err != nil {
 		return err
 	}
+
 	const id = "the-run" // of both places
 	if err := run.WriteSettings(ctx, there, run.Settings{ID: id}); err != nil {
 		return err
@@ -198,13 +200,16 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err := run.WriteSettings(ctx, store, run.Settings{ID: id, Remote: remote, Keep: keep, KeepRemote: keepRemote}); err != nil {
 		return err
 	}
+
 	r, _, err := run.OpenSettings(ctx, dir, run.Settings{})
 	if err != nil {
 		return err
 	}
+
 	if err := r.Note(ctx, run.FolderName(200), func(n *run.Notes) error { n.Tag("release"); return nil }); err != nil {
 		return err
 	}
+
 	partial := filepath.Join(dir, run.FolderName(900))
 	if err := save(ctx, partial, cairn.State{"w": int64(1)}, nil); err != nil {
 		return err

@@ -185,9 +185,11 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 		return nil, 0, err
 	}
 	defer os.RemoveAll(b.dir)
+
 	for w := range weightsOf(o.Bytes) {
 		b.names = append(b.names, w.name)
 	}
+
 	b.source, b.target = make([]*rankState, o.Ranks), make([]*rankState, o.Ranks)
 	err = b.each(ctx, func(rank int, r *rand.Rand) (err error) {
 		if b.source[rank], err = newState(weightsOf(o.Bytes), shard.Rows(o.Ranks), rank, false); err != nil {
@@ -202,6 +204,7 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 	if err != nil {
 		return nil, 0, err
 	}
+
 	row = &DeltaRow{FullSeconds: math.Inf(1), DeltaSeconds: math.Inf(1), FoldersBound: 1 + run.MaxReferred, KeptRatioBound: run.MaxStored}
 	for i := range o.Chain {
 		if err := b.round(ctx, row, i, step); err != nil {
@@ -211,10 +214,12 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 	for i := range b.chains {
 		b.chains[i].Close() // it would read files during the loads
 	}
+
 	row.SecondsRatio = row.DeltaSeconds / row.FullSeconds
 	if err := b.loads(ctx, row); err != nil {
 		return nil, 0, err
 	}
+
 	return row, b.source[0].bytes, nil
 }
 
@@ -239,6 +244,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 			return err
 		}
 	}
+
 	name := "step-" + strconv.Itoa(i)
 	full := func() error {
 		if err := os.RemoveAll(filepath.Join(b.dir, "full")); err != nil {
@@ -250,6 +256,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 		}
 		return err
 	}
+
 	changed := func() error {
 		took, err := timed(func() error { return b.save(ctx, name, true) })
 		if i > 0 {
@@ -257,6 +264,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 		}
 		return err
 	}
+
 	first, second := full, changed
 	if i%2 == 1 {
 		first, second = changed, full
@@ -264,6 +272,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 	if err := errors.Join(first(), second()); err != nil {
 		return err
 	}
+
 	if i > 0 {
 		whole, err := folderBytes(filepath.Join(b.dir, "full"))
 		part, err2 := folderBytes(filepath.Join(b.dir, name))

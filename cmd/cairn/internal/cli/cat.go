@@ -217,6 +217,7 @@ func valueJSON(v any) (json.RawMessage, error) {
 func (k *catter) tensor(slice string) error {
 	shape, d := k.e.Tensor.Shape, k.e.Tensor.DType
 	s := inspect.SelectAll(shape)
+
 	if slice != "" {
 		var err error
 		if s, err = inspect.ParseSelection(slice, shape); err != nil {
@@ -229,8 +230,10 @@ func (k *catter) tensor(slice string) error {
 			return err
 		}
 	}
+
 	k.head.DType, k.head.Shape = d.String(), s.Shape()
 	bytes := s.Elements() * int64(d.Size())
+
 	stream := func(w io.Writer, moved func(int64)) error {
 		return s.Stream(k.ctx, casting{k.c, k.flags.cast}, k.e, d, func(p []byte) error {
 			moved(int64(len(p)))
@@ -238,6 +241,7 @@ func (k *catter) tensor(slice string) error {
 			return err
 		})
 	}
+
 	switch {
 	case k.flags.raw != "":
 		return k.write(k.flags.raw, bytes, stream)

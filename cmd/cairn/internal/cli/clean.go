@@ -98,12 +98,14 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if err != nil {
 		return err
 	}
+
 	store, err := openStore(ctx, address)
 	if _, single := store.(*blob.Single); single {
 		dir, _ := blob.SplitAddress(path)
 		err = withHint(fmt.Errorf("%s: %w: it is a file", blob.Redact(path), cairn.ErrNotFound),
 			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(blob.Redact(cmp.Or(strings.TrimSuffix(dir, "/"), ".")))))
 	}
+
 	var conversions []convert.Unfinished
 	var convErr error
 	if local {
@@ -112,12 +114,14 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if err != nil && len(conversions) == 0 {
 		return err
 	}
+
 	var dirs []folder
 	if err == nil {
 		if dirs, err = sweptFolders(ctx, path); err != nil {
 			return err
 		}
 	}
+
 	r := cleanResult{Path: blob.Redact(path), DryRun: f.dryRun, Removed: []leftover{}, Kept: []leftover{}}
 	errs := []error{convErr}
 	for _, dir := range dirs {
@@ -129,6 +133,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	for _, dir := range slices.Backward(dirs) { // folders below path come before it
 		r.removeEmpty(dir.address)
 	}
+
 	o := outputOf(cmd)
 	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), joinDenied(errs))
 }
@@ -392,6 +397,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	if f.olderThan >= 0 {
 		f.olderThan = max(f.olderThan, commit.LeastAge(s))
 	}
+
 	conv, err := conversionIn(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
@@ -407,6 +413,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 			convErr = nil
 		}
 	}
+
 	var removed []commit.Leftover
 	if !f.dryRun {
 		removed, err = formats.CleanExcept(ctx, s, f.olderThan, conv.saveID())
@@ -414,6 +421,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	for _, l := range removed {
 		r.add(leftover{Folder: shown, Leftover: l}, true)
 	}
+
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
 		if !conv.has(&l) {
@@ -423,6 +431,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	if slices.ContainsFunc(left, func(l commit.Leftover) bool { return l.Uncertain }) {
 		r.Uncertain = append(r.Uncertain, shown)
 	}
+
 	if err = cmp.Or(err, leftErr, convErr); err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
 	}
@@ -443,6 +452,7 @@ func printCleaned(o *output, r *cleanResult) {
 	if r.DryRun {
 		word = "would be removed"
 	}
+
 	files := 0
 	for i, l := range slices.Concat(r.Removed, r.Kept) {
 		action := word
@@ -459,14 +469,17 @@ func printCleaned(o *output, r *cleanResult) {
 		}
 		t.add(clean(pathOf(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
 	}
+
 	if len(r.Removed)+len(r.Kept) > 0 {
 		o.table(t)
 	}
+
 	what := plural(files, "file")
 	if n := len(r.Removed) - files; n > 0 {
 		what += " and " + plural(n, "conversion")
 	}
 	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
+
 	for _, dir := range r.Folders {
 		o.remark("%s: the folder was empty, and is removed\n", clean(dir))
 	}

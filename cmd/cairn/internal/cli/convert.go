@@ -371,6 +371,7 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	names := f.recipe.listHint(src)
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
+
 	switch {
 	case isOtherFormat(err):
 		return err // it has its own advice
@@ -383,13 +384,16 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
 	}
+
 	if hint := baseHint(cmd.Context(), src); errors.Is(err, slime.ErrChain) && hint != "" {
 		return withHint(err, hint)
 	}
+
 	exists := "--overwrite replaces it, once the new checkpoint is complete"
 	if f.to == formats.Slime {
 		exists = "a version is never replaced: DST is the folder of the next one"
 	}
+
 	for _, h := range []struct {
 		err  error
 		hint string

@@ -46,6 +46,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 		}
 		by = &rule
 	}
+
 	r, s, err := f.openRun(cmd, address)
 	var unreadable error // the settings are damaged: the checkpoints are listed all the same
 	if errors.Is(err, cairn.ErrCorrupt) {
@@ -56,6 +57,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if err != nil {
 		return err
 	}
+
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return err
@@ -63,6 +65,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if len(all) == 0 {
 		return cmp.Or(unreadable, noCheckpoints(ctx, address))
 	}
+
 	l, err := r.Log(all, s, cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote"))
 	if err != nil {
 		return err
@@ -74,6 +77,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 			res.printTotals(o)
 		}), unreadable)
 	}
+
 	c, err := run.BestOf(all, *by)
 	if err != nil {
 		return fmt.Errorf("%s: %w", r, err)
@@ -189,6 +193,7 @@ func (res *logResult) printTotals(o *output) {
 		o.remark(" here and %s in %s", formatBytes(res.RemoteBytes), clean(res.Remote))
 	}
 	o.remark("\n")
+
 	path := quoteArg(res.Path)
 	lacking, referring, left := 0, 0, 0
 	var broken []string // the paths of checkpoints without a complete copy
@@ -206,6 +211,7 @@ func (res *logResult) printTotals(o *output) {
 			referring++
 		}
 	}
+
 	if left > 0 {
 		o.remark("%s on a line that was left (○): 'cairn rewind %s CHECKPOINT' goes back to one\n", plural(left, "checkpoint"), path)
 	}

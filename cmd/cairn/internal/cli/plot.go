@@ -170,6 +170,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 	if !slices.Contains(web.Pictures(), j.res.What) {
 		return nil, usagef(j.cmd, "there is no chart %q: known are %s", j.res.What, strings.Join(web.Pictures(), ", "))
 	}
+
 	j.q = url.Values{"what": {j.res.What}}
 	take := func(what string) (string, error) {
 		if len(rest) == 0 {
@@ -179,6 +180,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 		rest = rest[1:]
 		return first, nil
 	}
+
 	paths := args[:1:1]
 	var err error
 	if slices.Contains(params, "name") {
@@ -187,6 +189,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 		}
 		j.q.Set("name", j.res.Name)
 	}
+
 	switch {
 	case slices.Contains(params, "b"):
 		other, err := take("a second checkpoint")
@@ -199,6 +202,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 	case slices.Contains(params, "c"):
 		j.q.Set("c", web.Self)
 	}
+
 	if len(rest) > 0 {
 		return nil, usagef(j.cmd, "too many arguments: usage is 'cairn plot %s'", plotUsage(j.res.What))
 	}

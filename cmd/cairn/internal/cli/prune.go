@@ -49,11 +49,13 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
+
 	given := cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
 	if !given && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll() {
 		return withHint(usagef(cmd, "%s has no policy, so that nothing would be removed", r),
 			fmt.Sprintf("try one with 'cairn prune %s --keep \"last 3\" --dry-run', and store it with 'cairn settings'", quoteArg(r.String())))
 	}
+
 	opts := &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, Force: f.force, DryRun: f.dryRun, KeepTagged: given && !f.taggedToo}
 	total := int64(0)
 	if ask := f.asker(cmd, o); ask != nil {
@@ -62,6 +64,7 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 			return err
 		}
 	}
+
 	var rep *run.Report
 	err = o.withProgress("prune", total, func(moved func(int64)) (err error) {
 		opts.Removed = func(p *run.Pruned) { moved(p.Bytes) }
@@ -71,15 +74,18 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	if rep == nil {
 		return err
 	}
+
 	if err == nil && len(rep.Local)+len(rep.Remote) == 0 {
 		return noCheckpoints(ctx, address)
 	}
+
 	res := &pruneResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String(), f.dryRun, rep}
 	for _, list := range [][]run.Pruned{rep.Local, rep.Remote} {
 		for i := range list {
 			list[i].Path = blob.Redact(list[i].Path)
 		}
 	}
+
 	if outErr := o.result(res, func() { printPruned(o, res, total == 0) }); outErr != nil {
 		return outErr
 	}

@@ -54,6 +54,7 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if err != nil {
 		return err
 	}
+
 	format, err := formats.Detect(cmd.Context(), store)
 	switch {
 	case err != nil && !errors.Is(err, cairn.ErrNotFound):
@@ -64,10 +65,12 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		return withHint(fmt.Errorf("%s is in the format %s, which cannot be repaired: %w", path, format, errors.ErrUnsupported),
 			"repair rebuilds the record of native checkpoints and the index of hf; other formats have to come from another copy")
 	}
+
 	size, err := dataBytes(cmd.Context(), store, path, opts)
 	if err != nil {
 		return err
 	}
+
 	o := outputOf(cmd)
 	var rep *native.RepairReport
 	err = o.withProgress("repair", size, func(moved func(int64)) (err error) {
@@ -81,14 +84,17 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		}
 		return withHint(err, repairHint(cmd.Context(), path, opts.SaveID, err))
 	}
+
 	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes,
 		append([]storage.VerifyProblem{}, rep.Problems...), rep.Others, false}
 	if rep.Recomputed > 0 {
 		r.Sums = "recomputed"
 	}
+
 	if err := o.result(r, func() { printRepaired(o, &r) }); err != nil || len(r.Problems) == 0 {
 		return err
 	}
+
 	err = fmt.Errorf("%s: %s: %w", path, plural(len(r.Problems), "damaged data file"), cairn.ErrCorrupt)
 	return withHint(err, "everything else in it can be read; damaged files have to come from another copy")
 }

@@ -42,12 +42,14 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 	if err != nil {
 		return err
 	}
+
 	dryRun := opts.DryRun
 	opts.DryRun = true // all are checked before the first one is removed
 	list, err := b.remove(ctx, opts)
 	if err != nil {
 		return withHint(err, rmHint(ctx, addresses[0], err, opts.Force))
 	}
+
 	before := b.newest(ctx, opts.Force && !dryRun)
 	if !dryRun {
 		total := int64(0)
@@ -60,6 +62,7 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			return err
 		})
 	}
+
 	res := &removeResult{DryRun: dryRun, Removed: list}
 	for i := range list {
 		list[i].Path = blob.Redact(list[i].Path)
@@ -68,6 +71,7 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			res.Bytes += p.Bytes
 		}
 	}
+
 	after := b.newest(ctx, opts.Force && !dryRun)
 	if outErr := o.result(res, func() {
 		printRemoved(o, res)

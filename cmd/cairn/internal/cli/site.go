@@ -56,6 +56,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err := f.recipe.check(cmd); err != nil {
 		return nil, err
 	}
+
 	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, wait: f.wait, addresses: map[string]string{}, given: map[string]bool{}}
 	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Guess: f.recipe.Recipe == "", Version: readVersion().Version}
 	if o.Guess {
@@ -64,6 +65,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
 	}
+
 	var isRun bool
 	var err error
 	if f.single {
@@ -74,6 +76,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	labels := labelsOf(args, isRun)
 	if isRun {
 		o.Run = s.list
@@ -83,6 +86,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	} else {
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labels[0]})
 	}
+
 	for i, address := range args[1:] {
 		id := s.freeID(fmt.Sprintf("@%d", i+1))
 		if err := s.add(id, address); err != nil {
@@ -90,6 +94,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 		}
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: id, Label: labels[i+1], Other: true})
 	}
+
 	return web.NewSite(o), nil
 }
 

@@ -308,6 +308,7 @@ func (p *runner) load(ctx context.Context) error {
 	p.Watch.Begin("load", 2*p.model.wanted())
 	start := time.Now()
 	compared := make([]int64, p.LoadRanks)
+
 	err := inproc.Run(ctx, p.LoadRanks, func(ctx context.Context, g group.Group) error {
 		state, parts, err := p.model.empty(g.Rank())
 		if err != nil {
@@ -319,12 +320,14 @@ func (p *runner) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		if g.Rank() == 0 {
 			p.rep.Load = &loadReport{
 				Ranks: g.Size(), Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
 				Speed: speed(rep.Total.Needed, start),
 			}
 		}
+
 		for _, part := range parts {
 			n, err := part.compare()
 			if err != nil {
@@ -333,6 +336,7 @@ func (p *runner) load(ctx context.Context) error {
 			compared[g.Rank()] += n
 			p.Watch.Moved(n)
 		}
+
 		if want := p.model.values(p.step); !reflect.DeepEqual(onlyValues(state), want) {
 			return fmt.Errorf("%w: rank %d: loaded %v, saved %v", errWrong, g.Rank(), state, want)
 		}
@@ -341,6 +345,7 @@ func (p *runner) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for _, n := range compared {
 		p.rep.Load.Compared += n
 	}

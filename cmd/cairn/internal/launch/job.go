@@ -182,6 +182,7 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 	left := len(j.procs)
 	done, broken := ctx.Done(), j.printer.broken
 	var late, look <-chan time.Time
+
 	for left > 0 || j.leftovers() {
 		if left == 0 {
 			j.endLeftovers()
@@ -189,6 +190,7 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 		if left == 0 || j.watch() {
 			look = time.After(lookAgain)
 		}
+
 		select {
 		case e := <-j.exits:
 			for _, e := range j.causesFirst(e) {
@@ -211,10 +213,12 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 			j.killAll()
 		case <-look:
 		}
+
 		if j.killed && left == 0 {
 			break
 		}
 	}
+
 	j.drain(ctx)
 	return j.result()
 }
