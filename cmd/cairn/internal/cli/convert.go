@@ -399,7 +399,7 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 		hint string
 	}{
 		{slime.ErrBase, "--base gives its path"},
-		{slime.ErrBefore, "a version has what has changed since the one before, which must be beside DST; --to hf writes a full version"},
+		{slime.ErrBefore, "a version has the changes since the one before, which must be beside DST; --to hf writes a full version"},
 		{storage.ErrNotRepresentable, "--skip-objects leaves it out"}, // about the whole checkpoint
 		{storage.ErrExists, exists},
 		{convert.ErrBusy, busyHint()},
