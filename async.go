@@ -406,11 +406,13 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	if err != nil {
 		return job.NumberRank(err)
 	}
+
 	job.Storage.SaveID, job.Storage.Step = adm.SaveID, adm.Step
 	p.recorder.Describe(&job.Storage)
 	if adm.Failed != "" {
 		return s.returnFailure(adm.Failed)
 	}
+
 	p.number = adm.Generation
 	if adm.Skip {
 		p.err = wrap("save", p.store, ErrSkipped)
@@ -421,9 +423,11 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 		close(p.uploaded)
 		return nil
 	}
+
 	s.mu.Lock()
 	s.generation = p.number
 	s.mu.Unlock()
+
 	if adm.Restart {
 		if err = s.restart(ctx, job.Group, p.store, adm.Settle, p.recorder.Warn); err != nil {
 			err = s.restart(ctx, job.Group, p.store, false, p.recorder.Warn) // perhaps one of them was killed
@@ -431,6 +435,7 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	} else {
 		err = s.regroup(ctx, job.Group)
 	}
+
 	if err == nil {
 		err = s.prepare(ctx, p, job, state, o)
 	}
@@ -708,9 +713,11 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	}
 	p.process = s.process
 	s.mu.Unlock()
+
 	p.noteBegun(job.Storage.SaveID)
 	over := func(report *SaveReport, err error) { s.over(p, report, err) }
 	uploaded := func(report *UploadReport, err error) { s.uploaded(p, report, err) }
+
 	if p.process == nil {
 		var ctx context.Context
 		ctx, p.cancel = context.WithCancelCause(s.ctx)
@@ -723,6 +730,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		})
 		return
 	}
+
 	p.request.Began = time.Now()
 	if err := p.process.Save(p.request, p.snapshot, p.recorder, over, uploaded); err != nil {
 		go func() {

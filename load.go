@@ -130,6 +130,7 @@ func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.
 	var stateful map[string]Stateful
 	release := func() {}
 	defer func() { release() }()
+
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
 		var err error
 		if job.Reader, err = o.reader(store, job.Group.Rank()); err != nil {
@@ -151,10 +152,12 @@ func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := protocol.Load(ctx, *job)
 	if err != nil {
 		return nil, err
 	}
+
 	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return giveBack(state, job.State, stateful) })
 	if err != nil {
 		return nil, err

@@ -106,9 +106,11 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 	if p.agreed != nil {
 		return true, nil
 	}
+
 	p.mu.Lock()
 	mine := p.mine
 	p.mu.Unlock()
+
 	var msg []byte
 	if mine != nil {
 		var err error
@@ -116,11 +118,13 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
+
 	g := p.options.Group
 	all, err := g.AllGather(ctx, msg)
 	if err != nil {
 		return false, fmt.Errorf("agree on a signal: %w", err)
 	}
+
 	var first *notice
 	for rank, b := range all {
 		if len(b) == 0 {
@@ -134,6 +138,7 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 			first = n
 		}
 	}
+
 	if p.agreed = first; first != nil {
 		p.log(slog.LevelInfo, "preempt: the job is about to end", "seconds_after_signal", p.seconds())
 	}

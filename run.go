@@ -102,6 +102,7 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 	if opts != nil {
 		o = *opts
 	}
+
 	err := errors.Join(o.Keep.Check(), o.KeepRemote.Check(), refuse(
 		option{"RunOptions.KeepRemote", o.Remote == "" && !o.KeepRemote.KeepsAll(), "has no effect without RunOptions.Remote"},
 		option{"RunOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
@@ -110,12 +111,14 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		option{"RunOptions.Remember", o.Remember && o.Remote != "", "has no effect with RunOptions.Remote"},
 		option{"the address", address == "", "of the run is empty"},
 	))
+
 	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}
 	if path, local, pathErr := file.LocalPath(address); pathErr != nil {
 		err = errors.Join(err, pathErr)
 	} else if local {
 		r.address = path
 	}
+
 	if !o.Save.KeepsAll() {
 		var dueErr error
 		r.due, dueErr = run.NewDue(o.Save)
@@ -124,12 +127,14 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 	if err != nil {
 		return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
 	}
+
 	if r.group == nil {
 		r.group = group.Solo()
 	}
 	if o.Remember {
 		r.kept = delta.NewCache(0)
 	}
+
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	return r, nil
 }
@@ -205,21 +210,25 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if opts != nil {
 		o = *opts
 	}
+
 	o.Group, o.ofRun = r.group, true
 	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	store, m, err := r.place(ctx, &o, func(ctx context.Context, m *run.Member) {
 		o.line = m.Begin(ctx, o.Step, time.Now().UTC(), o.warn)
 	})
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	r.refer(m, store, &o)
 	report, err := Save(ctx, store, state, &o)
 	if err != nil {
 		return nil, err
 	}
+
 	report.Folder = m.Name
 	if r.group.Rank() == 0 {
 		m.Committed(report.SaveID)
@@ -278,22 +287,26 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if opts != nil {
 		o = *opts
 	}
+
 	err := refuse(
 		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"},
 		option{"AsyncOptions.Remote", o.Remote != "", "is RunOptions.Remote in a Run"},
 		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0, "is RunOptions.LocalBytes in a Run"},
 		option{"AsyncOptions.Stager", o.Stager != nil, "is RunOptions.Stager in a Run"},
 	)
+
 	if err == nil {
 		o.Stager, err = r.stagerOf()
 	}
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	store, m, err := r.place(ctx, &o.SaveOptions, nil) // the Runner calls Begin
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	o.Group, o.LocalBytes, o.member, o.ofRun = r.group, r.options.LocalBytes, m, true
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
@@ -303,6 +316,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
 	}
+
 	p, err := SaveAsync(ctx, store, state, &o)
 	if err != nil || p.over() && errors.Is(p.err, ErrSkipped) {
 		r.stillLoaded(m)

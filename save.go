@@ -263,6 +263,7 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 	if err != nil {
 		return nil, err
 	}
+
 	if o.Writer != nil {
 		const why = "has no effect if SaveOptions.Writer is set"
 		return o.Writer, refuse(
@@ -276,9 +277,11 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 			option{"SaveOptions.Metrics", len(o.Metrics) > 0 && store == nil, "needs a store"},
 		)
 	}
+
 	if store == nil {
 		return nil, errNoStore
 	}
+
 	return o.format().NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, Replaces: o.replaces(placeOf(store)), SweepAfter: o.SweepAfter,
 		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: remote != "",

@@ -106,6 +106,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		}
 		defer end()
 	}
+
 	store, err := place.StoreOf(x.Name)
 	if c := p.copyOf(place, x.Name); err == nil && (len(x.bases) > 0 || c != nil && c.found != nil && c.found.stale) {
 		_ = formats.CleanSave(ctx, store, x.saveID) // files from before it was flattened, or of an attempt that was killed
@@ -113,6 +114,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 	if err == nil {
 		_, err = formats.Remove(ctx, store, &commit.RemoveOptions{SaveID: x.saveID, Check: func(ctx context.Context) error { return p.checkAgain(ctx, place, x) }})
 	}
+
 	switch {
 	case err == nil, isGone(ctx, place, x.Name, err):
 		x.Outcome = Removed
@@ -126,6 +128,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		x.Outcome, x.Problem = Failed, err.Error()
 		return err
 	}
+
 	if x.Outcome == Removed && p.opts.Removed != nil {
 		p.opts.Removed(x)
 	}

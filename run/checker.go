@@ -143,14 +143,17 @@ func (x *checked) read(ctx context.Context) error {
 	if want.Size != x.Size {
 		return fmt.Errorf("%w: the record says %d bytes, and not %d", storage.ErrCorrupt, want.Size, x.Size)
 	}
+
 	if _, slow := blob.As[blob.GapReader](x.store); slow {
 		return x.compare(ctx, want.CRC32C)
 	}
+
 	r, err := blob.OpenKnown(ctx, x.store, blob.Info{Name: x.Name, Size: x.Size})
 	if err != nil {
 		return err
 	}
 	defer r.Close()
+
 	buf := make([]byte, min(checkPiece, x.Size))
 	for x.next < x.Size {
 		p := buf[:min(int64(len(buf)), x.Size-x.next)]
@@ -163,6 +166,7 @@ func (x *checked) read(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if x.crc != want.CRC32C {
 		return fmt.Errorf("%w: its checksum is %08x, the record says %08x", storage.ErrCorrupt, x.crc, want.CRC32C)
 	}

@@ -61,15 +61,18 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 			d.order = append(d.order, i)
 		}
 	}
+
 	commits := make([]savedStep, len(all))
 	for i := range all {
 		commits[i] = all[i].commit()
 	}
 	at := positions(commits)
 	slices.SortStableFunc(d.order, func(i, j int) int { return cmp.Or(leftFirst(&all[i], &all[j]), at[i].compare(at[j])) })
+
 	d.askRules(now)
 	above := d.shrink()
 	kept, referred := d.closure()
+
 	out := make([]Verdict, len(all))
 	for i := range all {
 		v := Verdict{Checkpoint: all[i], Keep: kept[i], Reasons: d.why[i]}

@@ -72,6 +72,7 @@ func (t *Tended) Attrs() []slog.Attr {
 	if t == nil {
 		return nil
 	}
+
 	var out []slog.Attr
 	var uploaded, replaced []string
 	for _, s := range t.Uploaded {
@@ -82,6 +83,7 @@ func (t *Tended) Attrs() []slog.Attr {
 			replaced = append(replaced, s.Folder+" (save "+s.Replaces.SaveID+")")
 		}
 	}
+
 	if len(uploaded) > 0 {
 		out = append(out, slog.Any("uploaded", uploaded))
 	}
@@ -91,9 +93,11 @@ func (t *Tended) Attrs() []slog.Attr {
 	if len(replaced) > 0 {
 		out = append(out, slog.Any("replaced_remote", replaced))
 	}
+
 	if t.Pruned == nil || t.Pruned.Count == 0 {
 		return out
 	}
+
 	for _, place := range []struct {
 		key  string
 		list []Pruned

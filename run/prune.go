@@ -142,6 +142,7 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	if err := checkMetrics(all, o.Keep, o.KeepRemote); err != nil {
 		return nil, err
 	}
+
 	for _, policy := range []*Policy{&o.Keep, &o.KeepRemote} {
 		policy.keepTagged, policy.protect = o.KeepTagged, o.protect
 	}
@@ -149,11 +150,13 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
 		p.wanted[v.Checkpoint.Name] = v.Keep
 	}
+
 	if !o.DryRun && r.Remote != nil && !o.KeepRemote.KeepsAll() {
 		if err := r.mayRemove(ctx, o.Confirmed); err != nil {
 			return nil, fmt.Errorf("nothing was removed: %w", err)
 		}
 	}
+
 	var errs []error
 	for _, place := range r.places() {
 		list, policy := &p.rep.Local, o.Keep

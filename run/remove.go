@@ -53,11 +53,13 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 	if opts != nil {
 		o = *opts
 	}
+
 	only := &Run{Local: r.Local}
 	all, err := only.Checkpoints(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	p := &pruning{run: only, opts: &PruneOptions{Force: true, KeepTagged: !o.TaggedToo, Removed: o.Removed}, all: all, rep: &Report{}, describe: describe}
 	out := make([]Pruned, len(names))
 	var errs []error
@@ -66,15 +68,18 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 			errs = append(errs, named(&out[i], err))
 		}
 	}
+
 	if len(errs) > 0 || o.DryRun {
 		return out, errors.Join(errs...)
 	}
+
 	// A checkpoint is removed before the ones that it refers to.
 	order := make([]int, len(out))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return p.position(out[j].Name) - p.position(out[i].Name) })
+
 	for _, i := range order {
 		if err := p.removeOne(ctx, &out[i]); err != nil {
 			errs = append(errs, named(&out[i], err))

@@ -112,6 +112,7 @@ func (f *folder) trim() {
 	if err != nil {
 		return
 	}
+
 	var files []os.FileInfo
 	var total int64
 	for _, e := range list {
@@ -127,6 +128,7 @@ func (f *folder) trim() {
 			_ = os.Remove(filepath.Join(f.dir, e.Name()))
 		}
 	}
+
 	slices.SortFunc(files, func(a, b os.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	for _, info := range files {
 		if total <= f.most {

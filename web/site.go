@@ -291,6 +291,7 @@ func (s *Site) place(ctx context.Context, watch bool) (*place, error) {
 		age = s.watchAge()
 	}
 	out := &place{Path: s.opts.Path, Kind: "checkpoint", Version: s.opts.Version, Recipe: s.opts.Recipe, Checkpoints: []Place{}}
+
 	if s.opts.Run != nil {
 		out.Kind = "run"
 		l, err := s.listed(ctx, age)
@@ -304,6 +305,7 @@ func (s *Site) place(ctx context.Context, watch bool) (*place, error) {
 			}
 		}
 	}
+
 	out.Checkpoints = append(out.Checkpoints, s.opts.Checkpoints...)
 	for i := range out.Checkpoints {
 		p := &out.Checkpoints[i]

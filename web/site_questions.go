@@ -157,11 +157,13 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 	if q.err != nil {
 		return nil, q.err
 	}
+
 	done, err := s.reading.take(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
+
 	err = s.with(ctx, id, false, func(h *handle) error {
 		md, e, err := h.entry(ctx, name)
 		if err != nil {
@@ -171,6 +173,7 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 		if err != nil {
 			return err
 		}
+
 		out = &item{Item: inspect.NewItem(e), related: beside, Chunks: []inspect.Chunk{}}
 		for c := range inspect.Chunks(e) {
 			if len(out.Chunks) == maxShownChunks {
@@ -179,6 +182,7 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 			}
 			out.Chunks = append(out.Chunks, c)
 		}
+
 		if e.Bytes == nil {
 			return nil
 		}
@@ -229,6 +233,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 		return nil, err
 	}
 	defer done()
+
 	err = s.with(ctx, id, false, func(h *handle) error {
 		_, e, err := h.tensor(ctx, name)
 		if err != nil {
@@ -242,6 +247,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range out.Damaged {
 		out.Damaged[i].Problem = s.redact(out.Damaged[i].Problem)
 	}

@@ -242,9 +242,11 @@ func (t *steps) fill(rows [][]layerRow) error {
 			}
 		}
 	}
+
 	if n := len(t.Layers) * len(rows); n > maxStepRows {
 		return tooManyLayers(len(t.Layers), len(rows))
 	}
+
 	undefined := inspect.Number(math.NaN())
 	for _, c := range []struct {
 		to  *[][]inspect.Number

@@ -139,6 +139,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if _, err := tensor.NumBytes(d, m.Shape); err != nil {
 		return 0, err
 	}
+
 	box := tensor.Box{Offsets: m.Offsets, Sizes: m.Sizes}
 	if m.Offsets == nil && m.Sizes == nil {
 		box = tensor.Whole(m.Shape)
@@ -146,6 +147,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if err := box.Check(m.Shape); err != nil {
 		return 0, err
 	}
+
 	n := box.Volume() * int64(d.Size())
 	if m.At < 0 || m.At > int64(len(arena))-n {
 		return 0, fmt.Errorf("%d bytes at %d of an arena of %d", n, m.At, len(arena))
@@ -154,6 +156,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	w := p.tensors[m.Name]
 	if w == nil {
 		w = &wanted{shape: m.Shape, dtype: d}
@@ -177,6 +180,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 			defer done()
 		}
 	}
+
 	if err != nil && !b.Share {
 		return nil, err
 	}
@@ -184,6 +188,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 		// The other ranks wait for this one: it takes part with an error.
 		return protocol.Load(ctx, protocol.RankLoad{Group: g, Planner: brokenLoad{p, err}, Metadata: new(meta.Metadata)})
 	}
+
 	state := plan.State{}
 	for name, w := range p.tensors {
 		state[name] = w
@@ -191,6 +196,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 	for name := range p.values {
 		state[name] = ""
 	}
+
 	r, err := protocol.Load(ctx, protocol.RankLoad{
 		Group: g, Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
 		Share: b.Share, Host: hostID(), Observer: s.link.observer(subject{Load: b.Load}),
@@ -401,12 +407,14 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		Load: load, Format: st.Version, SaveID: st.SaveID, Step: st.Step, Writer: st.Writer, WorldSize: st.WorldSize,
 		Tags: st.Tags, Notes: st.Notes, Entries: make([]entryBody, len(md.Entries)),
 	}
+
 	if !st.Time.IsZero() {
 		d.Time = &st.Time
 	}
 	for _, m := range md.Missing {
 		d.Missing = append(d.Missing, m.String())
 	}
+
 	aliases, order := aliasesOf(md), fileOrder(md)
 	for i := range md.Entries {
 		e := &md.Entries[i]
@@ -414,6 +422,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		for _, at := range e.Path {
 			out.Path = append(out.Path, step(at))
 		}
+
 		if t := e.Tensor; t != nil {
 			out.DType, out.Shape = t.DType.String(), t.Shape
 			out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = t.RequiresGrad, t.PinMemory, t.MemoryFormat, t.Layout

@@ -439,6 +439,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	if run.direct {
 		return nil, err
 	}
+
 	part, failed := transfer.Saved{Format: t.format}, err
 	if failed == nil {
 		failed = t.broken
@@ -452,6 +453,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 			part.Last = p.Published()
 		}
 	}
+
 	// If this fails on one rank, it fails on all of them: also if only the save of this
 	// rank did, or seems to have done so.
 	report, uploadErr := t.Upload(ctx, t.Group, part, failed)

@@ -286,9 +286,11 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 			s.signal()
 		}
 	}
+
 	if len(now) > 0 {
 		err = s.copyUnits(ctx, now, copied)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range now {
@@ -300,6 +302,7 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 			s.drop(u)
 		}
 	}
+
 	if err != nil {
 		s.setErr(err)
 	}
@@ -673,6 +676,7 @@ func (s *Snapshot) open(x *item) (*tensor.Tensor, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
+
 	switch u.state {
 	case waiting:
 		u.state = direct
@@ -684,10 +688,12 @@ func (s *Snapshot) open(x *item) (*tensor.Tensor, error) {
 		s.err = fmt.Errorf("%w: it was freed", ErrGeneration)
 		return nil, s.err
 	}
+
 	u.open++
 	if u.state == direct {
 		return x.source, nil
 	}
+
 	mem := s.memory(u)[x.at:]
 	if x.dense {
 		return tensor.FromBytes(x.source.DType(), x.source.Shape(), mem[:x.source.NumBytes()])

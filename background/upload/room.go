@@ -408,6 +408,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 		return nil, err
 	}
 	defer c.Close()
+
 	out := &complete{saveID: c.Storage().SaveID, sizes: map[string]int64{}}
 	if out.saveID == "" {
 		return nil, nil
@@ -415,6 +416,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 	if out.format, err = formats.Detect(ctx, store); err != nil {
 		return nil, err
 	}
+
 	have := map[string]int64{}
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
@@ -426,6 +428,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 			out.sizes[info.Name] = info.Size
 		}
 	}
+
 	for _, f := range c.Files() {
 		if size, ok := have[f.Name]; !ok || size != f.Size {
 			return nil, nil

@@ -414,6 +414,7 @@ func (j *job) resume(ctx context.Context) (int, error) {
 	if j.Run == "" {
 		return 0, nil
 	}
+
 	// If the job was killed, its savers may still be writing. They give up after 30 minutes.
 	patience, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
@@ -424,16 +425,19 @@ func (j *job) resume(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	store, err := cairn.OpenStore(found.Path)
 	if err != nil {
 		return 0, err
 	}
+
 	state := j.state(0)
 	// A job in PyTorch saves no sizes.
 	opts := &cairn.LoadOptions{Group: j.world, AllowMissingFunc: func(name string) bool { return name == "sizes" }}
 	if _, err := cairn.Load(ctx, store, state, opts); err != nil {
 		return 0, err
 	}
+
 	// Without this, a model with other heads, or with fewer layers, would go on as if it had learned.
 	if has := state["sizes"]; has != j.sizes.String() {
 		return 0, fmt.Errorf("%s is of a model of %v; this one has %v", found.Path, has, j.sizes)

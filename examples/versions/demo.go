@@ -70,6 +70,7 @@ func demo(ctx context.Context, versions int64) error {
 	if versions < 8 {
 		return fmt.Errorf("%d versions are too few; want 8 or more", versions)
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	folder, err := os.MkdirTemp("", "cairn-versions-")
@@ -77,6 +78,7 @@ func demo(ctx context.Context, versions int64) error {
 		return err
 	}
 	defer os.RemoveAll(folder)
+
 	d := &director{
 		folder: folder, versions: versions, events: make(chan event), parts: map[string][]message{}, trained: map[int64]digest{}, done: map[string]bool{},
 		trainer: &job{name: "trainer", ranks: 2, args: []string{"-role", "trainer"}},
@@ -85,11 +87,13 @@ func demo(ctx context.Context, versions int64) error {
 	}
 	d.trainer.args = append(d.trainer.args, "-hold", fmt.Sprint(d.damageAt()))
 	defer d.stop()
+
 	for _, j := range []*job{d.trainer, d.columns, d.rows} {
 		if err := d.start(ctx, j); err != nil {
 			return err
 		}
 	}
+
 	for len(d.done) < 2 || len(d.trained) < int(versions) { // the report of a server may come before the trainer's
 		select {
 		case e := <-d.events:

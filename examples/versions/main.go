@@ -90,10 +90,12 @@ func each(model cairn.State, fn func(tensor uint64, place uint64, bits uint16) u
 		if !ok {
 			continue
 		}
+
 		number := uint64(0)
 		for _, c := range name {
 			number = number*31 + uint64(c)
 		}
+
 		shape := t.GlobalShape()
 		for i, b := range t.Boxes() {
 			part, err := t.Part(i)
@@ -104,6 +106,7 @@ func each(model cairn.State, fn func(tensor uint64, place uint64, bits uint16) u
 			if !ok {
 				return fmt.Errorf("%s is not contiguous", name)
 			}
+
 			bits := tensor.Numbers[uint16](mem)
 			width := b.Sizes[len(b.Sizes)-1]
 			for k := range bits {

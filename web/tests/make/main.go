@@ -139,6 +139,7 @@ func moments(ctx context.Context, dir string) error {
 			if i == 3 && step == 2 {
 				x[1000] = float32(math.Inf(1))
 			}
+
 			w, err := tensor.Of([]int64{48, 48}, x)
 			if err != nil {
 				return err
@@ -151,9 +152,11 @@ func moments(ctx context.Context, dir string) error {
 			if err != nil {
 				return err
 			}
+
 			model[fmt.Sprintf("model.decoder.layers.%d.mlp.weight", i)] = w
 			optim[strconv.Itoa(i)] = map[string]any{"exp_avg": m, "step": count}
 		}
+
 		state := cairn.State{"network": model, "optim": map[string]any{"state": optim}, "lr": 0.5}
 		if err := save(ctx, filepath.Join(dir, run.FolderName(step)), state, &cairn.SaveOptions{Step: &step}); err != nil {
 			return err
@@ -230,6 +233,7 @@ func model(step int64, rank int) (cairn.State, error) {
 		if err != nil {
 			return err
 		}
+
 		first := rand.New(rand.NewPCG(uint64(len(weights)), uint64(rank)))
 		drift := rand.New(rand.NewPCG(uint64(len(weights)), uint64(ranks+rank)))
 		for i := range x {
@@ -238,9 +242,11 @@ func model(step int64, rank int) (cairn.State, error) {
 		if strings.HasPrefix(name, "layers.11.mlp") && step >= 600 && rank == 1 {
 			x[len(x)/3], x[len(x)/2] = float32(math.NaN()), float32(math.Inf(1))
 		}
+
 		weights[name] = t
 		return nil
 	}
+
 	err := add("embed.weight", 0.03, 0, shard.Rows(ranks), 256, 64)
 	for i := range layers {
 		scale, change := 0.02*(1+float64(i)/16), 0.1+0.05*float64(i*5%7)+0.03*float64(i)

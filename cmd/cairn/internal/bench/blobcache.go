@@ -74,6 +74,7 @@ func (b *blobBench) readers(ctx context.Context, dir string) (CacheReads, error)
 		}
 		stores = append(stores, c)
 	}
+
 	took, err := timed(func() error {
 		eg, ctx := errgroup.WithContext(ctx)
 		for i, s := range stores {
@@ -83,6 +84,7 @@ func (b *blobBench) readers(ctx context.Context, dir string) (CacheReads, error)
 		}
 		return eg.Wait()
 	})
+
 	var sum blob.Traffic
 	for _, s := range stores {
 		if m, ok := blob.As[blob.Meter](s); ok {

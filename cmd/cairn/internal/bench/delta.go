@@ -336,6 +336,7 @@ func (b *deltaBench) save(ctx context.Context, name string, inRun bool) error {
 func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 	const rounds = 2
 	last := "step-" + strconv.Itoa(b.o.Chain-1)
+
 	all := func(prepare func(context.Context, *file.Store, string) error) func(ctx context.Context) error {
 		return func(ctx context.Context) error {
 			folders, err := os.ReadDir(b.dir)
@@ -349,9 +350,11 @@ func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 			return err
 		}
 	}
+
 	m := func(best *float64, name string, prepare func(ctx context.Context) error) measurement {
 		return measurement{best, prepare, func(ctx context.Context) error { return b.load(ctx, name) }}
 	}
+
 	err := alternate(ctx, b.source[0].bytes, rounds, b.o.Log,
 		[2]measurement{m(&row.FullLoadCold, "full", all(coolFile)), m(&row.DeltaLoadCold, last, all(coolFile))},
 		[2]measurement{m(&row.FullLoadWarm, "full", all(warmFile)), m(&row.DeltaLoadWarm, last, all(warmFile))},
@@ -361,6 +364,7 @@ func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 	if err != nil {
 		return err
 	}
+
 	for _, s := range b.target { // so that the check below is one of the last save
 		for _, mem := range s.memory {
 			clear(mem)

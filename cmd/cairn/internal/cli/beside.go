@@ -253,6 +253,7 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 	if len(files) == 0 {
 		return nil
 	}
+
 	var store blob.Store
 	var err error
 	prefix := ""
@@ -271,6 +272,7 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 	if err != nil {
 		return err
 	}
+
 	for name, text := range files {
 		if _, ok := d.with[name]; ok && d.place == nil {
 			if _, err := store.Stat(ctx, prefix+name); !errors.Is(err, fs.ErrNotExist) {

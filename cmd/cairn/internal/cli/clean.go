@@ -275,9 +275,11 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 	if u == nil || err != nil {
 		return nil, err
 	}
+
 	shown := blob.Redact(dir.address)
 	c := &storedConversion{leftover: leftover{Folder: shown, Conversion: shown}}
 	c.Leftover = commit.Leftover{Name: convert.JournalFolder, Size: u.Bytes, ModTime: u.ModTime, SaveID: u.SaveID, Owner: u.Owner}
+
 	// The lock is read last: whoever goes on with the conversion meanwhile is seen.
 	left, err := leftoversOf(ctx, dir.store, u.SaveID)
 	if err != nil {
@@ -290,6 +292,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 			c.ModTime = l.ModTime
 		}
 	}
+
 	if u.SaveID != "" {
 		owner, uncertain, err := commit.OwnerOf(ctx, dir.store, u.SaveID)
 		if err != nil {
@@ -300,6 +303,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 			c.Owner = owner
 		}
 	}
+
 	c.Age = blob.Age(dir.store, c.ModTime)
 	return c, nil
 }

@@ -73,6 +73,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 			return f.run(cmd, args[0], args[1], g)
 		})
 	})
+
 	f.job.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.to, "to", "", "`format` of DST")
@@ -94,6 +95,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
 	fl.StringArrayVar(&f.with, "with", nil, "copy these `files` into DST (repeatable; with --to hf: configuration and tokeniser)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
+
 	hideDefault(fl, "max-shard-size")
 	completeFlag(cmd, choices(formats.Writable()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")

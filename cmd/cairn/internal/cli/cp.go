@@ -89,10 +89,12 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err != nil {
 		return err
 	}
+
 	at := checkpointAddress(ctx, src)
 	if err := apart(at, dst); err != nil {
 		return withHint(err, "give DST another path")
 	}
+
 	from, err := openStore(ctx, at)
 	if err != nil {
 		return err
@@ -104,6 +106,7 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err := checkDelta(ctx, from, to); err != nil {
 		return withHint(err, "'cairn sync' copies all versions, 'cairn convert' with --to hf writes this one as a whole checkpoint")
 	}
+
 	opts.As, opts.Group = as, g
 	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var rep *transfer.Report
@@ -115,6 +118,7 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err != nil {
 		return withHint(err, copyHint(ctx, src, err))
 	}
+
 	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), copyTraffic{read(), written()}}
 	return o.result(r, func() { printCopied(o, r) })
 }

@@ -44,9 +44,11 @@ func newFlattenCmd() *cobra.Command {
 			}
 			all = append(all, r)
 		}
+
 		if len(all) == 0 && failed != nil {
 			return failed
 		}
+
 		err := o.result(flattenResult{all}, func() {
 			for _, r := range all {
 				if len(r.Bases) == 0 {
@@ -61,6 +63,7 @@ func newFlattenCmd() *cobra.Command {
 		}
 		return failed
 	})
+
 	f.addTo(cmd)
 	return cmd
 }
@@ -75,6 +78,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	at := checkpointAddress(ctx, arg)
 	store, err := openStore(ctx, at)
 	if err != nil {
@@ -84,16 +88,19 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	if err != nil {
 		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, arg, err))
 	}
+
 	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
 	alone := c.Storage().StoredBytes == 0
 	if c.Storage().Version == slime.Version {
 		err := fmt.Errorf("%s is a delta version: %w", blob.Redact(arg), errors.Join(errNotFlattened, c.Close()))
 		return nil, withHint(err, "'cairn convert' with --to hf writes it as a whole checkpoint, to another folder")
 	}
+
 	if err := c.Close(); err != nil || alone {
 		r.Bases = []string{}
 		return r, err
 	}
+
 	start := time.Now()
 	err = o.withPlanned("flatten", func(planned, moved func(int64)) error {
 		opts.Planned, opts.Progress = planned, moved
@@ -103,6 +110,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 		}
 		return err
 	})
+
 	r.Seconds = time.Since(start).Seconds()
 	return r, err
 }

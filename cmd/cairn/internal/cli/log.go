@@ -138,6 +138,7 @@ func formatMetric(v float64) string {
 func printLog(o *output, res *logResult) {
 	hasRemote := res.Remote != ""
 	headings := []string{"CHECKPOINT", ">STEP", ">AGE", ">SIZE", "STATE", "METRICS", "TAGS"}
+
 	local := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.Verdict != nil })
 	remote := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.RemoteVerdict != nil })
 	if local {
@@ -150,10 +151,12 @@ func printLog(o *output, res *logResult) {
 	if drawn != nil {
 		headings = append([]string{"LINE"}, headings...)
 	}
+
 	t := newRows(headings...)
 	for i := range res.Checkpoints {
 		c := &res.Checkpoints[i]
 		cells := []string{clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), formatState(c, hasRemote), formatMetrics(c.Metrics), clean(strings.Join(c.Tags, " "))}
+
 		if drawn != nil {
 			cells = append([]string{drawn[i]}, cells...)
 		}
@@ -165,6 +168,7 @@ func printLog(o *output, res *logResult) {
 		}
 		t.add(cells...)
 	}
+
 	o.table(t)
 	res.printProblems(o)
 }

@@ -44,12 +44,14 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 	if err != nil {
 		return err
 	}
+
 	return withPart(ctx, path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := keepNames(path, md, prefix, filter)
 		if err != nil {
 			return err
 		}
 		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries)}
+
 		pick, err := pickNames(path, md, prefix)
 		if err != nil {
 			return err
@@ -59,11 +61,13 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 				l.Missing = append(l.Missing, m)
 			}
 		}
+
 		lost, err := c.MissingFiles(cmd.Context())
 		if err != nil {
 			return err
 		}
 		l.Missing = append(l.Missing, inspect.LostNames(entries, lost)...)
+
 		for _, it := range l.Items {
 			l.Totals.Add(it)
 		}
@@ -72,6 +76,7 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 				return err
 			}
 		}
+
 		o := outputOf(cmd)
 		return o.result(l, func() { printListing(o, &l, long) })
 	})

@@ -114,11 +114,13 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if err := j.checkOutput(f.ending()); err != nil {
 		return err
 	}
+
 	f.single = !slices.Contains([]string{"history", "metrics", "run", "steps"}, j.res.What)
 	if j.site, err = f.siteFlags.open(cmd, paths); err != nil {
 		return err
 	}
 	defer j.site.Close()
+
 	chart, err := j.draw()
 	if err != nil {
 		return j.explain(err)
@@ -126,19 +128,23 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if f.html {
 		chart = chartPage(j.res.What+" of "+j.res.Path, chart)
 	}
+
 	if j.res.Output == "-" {
 		_, err := j.o.out.Write(chart)
 		return err
 	}
+
 	for _, p := range paths {
 		if err := notItself(p, j.res.Output); err != nil {
 			return err
 		}
 	}
+
 	write := func(w io.Writer) error { _, err := w.Write(chart); return err }
 	if err := writeFile(cmd.Context(), j.res.Output, write); err != nil {
 		return err
 	}
+
 	j.res.NumBytes = int64(len(chart))
 	return j.o.result(j.res, func() { j.o.remark("%s holds the chart\n", clean(j.res.Output)) })
 }

@@ -228,6 +228,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	if missing != nil && (!changed || !errors.Is(missing, fs.ErrNotExist)) {
 		return missing
 	}
+
 	r, err := run.Open(ctx, address, "")
 	if err != nil {
 		return err
@@ -236,6 +237,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	if err != nil && !changed {
 		return err
 	}
+
 	if changed {
 		if err != nil { // they are damaged
 			o.warn("the settings that are there cannot be read, and are replaced: %s", clean(oneLine(err.Error())))
@@ -244,6 +246,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 			return err
 		}
 	}
+
 	res := settingsResult{r.String(), s.ID, s.Remote, s.Keep.String(), s.KeepRemote.String()}
 	return o.result(res, func() {
 		t := newPlainRows(2)
@@ -307,6 +310,7 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	if err := checkNoCheckpoint(ctx, r); err != nil {
 		return s, err
 	}
+
 	if f.id != "" {
 		if err := run.CheckID(f.id); err != nil {
 			return s, usagef(cmd, "--id: %v", err)
@@ -318,12 +322,14 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 			return s, err
 		}
 	}
+
 	if err := f.checkMetrics(cmd, r, &s); err != nil {
 		return s, err
 	}
 	if err := run.WriteSettings(ctx, r.Local.Store, s); err != nil {
 		return s, err
 	}
+
 	written, err := run.ReadSettings(ctx, r.Local.Store)
 	if err == nil && written.Remote != s.Remote {
 		o.warn("the parts of the address that may be secrets are not stored: it is %s", clean(written.Remote))

@@ -166,11 +166,13 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	at, _, openErr := formats.Locate(ctx, store)
 	_, single := store.(*blob.Single)
 	if openErr == nil && at.String() == store.String() || openErr != nil && !errors.Is(openErr, cairn.ErrNotFound) || single {
 		return false, s.add(web.Self, address)
 	}
+
 	var f settingsFlags // the settings of the run count
 	if s.run, s.settings, err = f.openRun(s.cmd, address); err != nil {
 		return false, err
@@ -179,6 +181,7 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 		outputOf(s.cmd).warn("the remote run %s is not shown, because only a file of the run names it: 'cairn settings %s --remote %s' confirms it", clean(s.run.Remote.String()), quoteArg(s.run.String()), quoteArg(s.run.Remote.String()))
 		s.run.Remote, s.settings.Remote = nil, ""
 	}
+
 	s.first, err = s.listNow(cache.Without(ctx))
 	switch {
 	case err != nil:

@@ -166,9 +166,11 @@ func printSynced(o *output, r *syncResult) {
 		}
 		t.add(clean(filepath.ToSlash(s.Folder)), step, s.State, size)
 	}
+
 	if len(r.Folders) > 0 {
 		o.table(t)
 	}
+
 	for _, s := range r.Folders {
 		if old := s.Replaces; old != nil {
 			o.remark("%s: %s the save %s of %s\n", clean(s.Folder), map[bool]string{false: "has replaced", true: "would replace"}[r.DryRun], clean(old.SaveID), old.Time.UTC().Format(time.RFC3339))
@@ -177,6 +179,7 @@ func printSynced(o *output, r *syncResult) {
 			o.warn("%s: %s", clean(s.Folder), clean(oneLine(s.Problem)))
 		}
 	}
+
 	what := plural(copied, "checkpoint") + " copied"
 	if r.DryRun {
 		what = plural(lacking, "checkpoint") + " would be copied"

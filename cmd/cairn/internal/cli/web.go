@@ -210,6 +210,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		}
 		return "", f.needsToken(cmd)
 	}
+
 	file, err := os.Open(f.tokenFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -218,6 +219,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		return "", err
 	}
 	defer file.Close()
+
 	info, err := file.Stat() // of the open file, even if the name leads elsewhere meanwhile
 	if err != nil {
 		return "", err
@@ -225,6 +227,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
 		return "", withHint(fmt.Errorf("%s: others may read the token: its mode is %04o", f.tokenFile, info.Mode().Perm()), "chmod 600 "+quoteArg(f.tokenFile))
 	}
+
 	b, err := io.ReadAll(io.LimitReader(file, maxToken+1))
 	if err != nil {
 		return "", err
@@ -232,6 +235,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 	if len(b) > maxToken {
 		return "", fmt.Errorf("%s: a token has at most %d characters", f.tokenFile, maxToken)
 	}
+
 	token := strings.TrimSpace(string(b))
 	if odd := strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }); odd || len(token) < minToken {
 		return "", fmt.Errorf("%s: a token is one line of at least %d characters of ASCII, without spaces", f.tokenFile, minToken)

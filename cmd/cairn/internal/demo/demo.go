@@ -390,6 +390,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	defer dying.abortAll()
 	s := fault.New(dying, point.rule)
 	_, err := p.saveStep(ctx, s, step)
+
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
@@ -398,10 +399,12 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	case err == nil:
 		return nil, fmt.Errorf("%w: the save reports success", errWrong)
 	}
+
 	f, err := p.examine(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	ops := s.Ops()
 	c := &crashReport{At: point.at, Operation: ops[len(ops)-1].String(), Survivor: "old", SaveID: f.saveID, Digest: f.digest}
 	if c.LeftFiles, c.LeftBytes, err = f.leftovers(ctx, p.Store); err != nil {
@@ -411,6 +414,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	if isOld == point.committed || isNew != point.committed {
 		return nil, fmt.Errorf("%w: the checkpoint is %s of step %d", errWrong, f.saveID, f.step)
 	}
+
 	for _, e := range ops { // to limit the use of disk space; the last save removes the rest
 		if e.Op == fault.Create && !f.named[e.Name] {
 			_ = p.Store.Remove(ctx, e.Name)
@@ -419,6 +423,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	if point.committed {
 		c.Survivor, p.step, p.rep.Digest = "new", f.step, f.digest
 	}
+
 	return c, nil
 }
 
@@ -438,25 +443,30 @@ func (p *runner) examine(ctx context.Context) (*finding, error) {
 		return nil, err
 	}
 	defer c.Close()
+
 	info := c.Info()
 	if info.Step == nil {
 		return nil, fmt.Errorf("%w: the checkpoint %s has no step", errWrong, info.SaveID)
 	}
+
 	p.Watch.Begin("verify", c.TotalBytes())
 	start := time.Now()
 	rep, err := c.Verify(ctx, p.Watch.Moved)
 	if err != nil {
 		return nil, err
 	}
+
 	f := &finding{saveID: info.SaveID, step: *info.Step, named: map[string]bool{recordName: true}}
 	f.check = checkReport{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
 	for _, file := range c.Files() {
 		f.named[file.Name] = true
 	}
+
 	md, err := c.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	p.Watch.Begin("digest", p.model.bytes)
 	digests, err := inspect.Digests(ctx, c, inspect.Select(md), p.Watch.Moved)
 	if err != nil {
