@@ -41,8 +41,7 @@ type FollowOptions struct {
 	// SGLang. Their full versions are of another format, so Format must be nil.
 	Base string
 	// CacheBytes bounds the bytes of files of a version that this rank keeps in memory, so
-	// that it reads only the changes of the next one. Zero: 8 GiB. Negative: no files are
-	// kept.
+	// that it reads only the changes of the next one. Zero: 8 GiB. Negative: no files are kept.
 	CacheBytes int64
 	// BufferBytes bounds the memory for parts of a version that are compared with the state
 	// at the same time. The largest part may take more. It is kept until Close. Zero: 256 MiB.

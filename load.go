@@ -25,8 +25,7 @@ type LoadOptions struct {
 
 	// AllowMissing lets a load succeed if the checkpoint does not have a name of
 	// the state, and leaves the value of that name unchanged. AllowMissingFunc
-	// allows this for the names for which it returns true. The report lists the
-	// missing names.
+	// allows this for the names for which it returns true. The report lists the missing names.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.

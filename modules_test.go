@@ -17,8 +17,7 @@ import (
 
 // People install a release with the go command: the program, and each package that the
 // documentation names. The proxy has the files of the working tree as the release. Most of
-// the other modules are in the module cache; the go command asks the usual proxy for the
-// rest.
+// the other modules are in the module cache; the go command asks the usual proxy for the rest.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	version := "v" + cairn.Version

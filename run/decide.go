@@ -51,8 +51,7 @@ const DefaultLeft = Left(48 * time.Hour)
 // stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
 // newer than the head.
 //
-// Apply is stable: applied at the same time to the checkpoints that it kept, it keeps them
-// all.
+// Apply is stable: applied at the same time to the checkpoints that it kept, it keeps them all.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	d := &decision{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {

@@ -69,8 +69,7 @@ func (f *found) commit() savedStep {
 	return c
 }
 
-// describe looks at a folder of a run. It returns nil if the folder is not a
-// checkpoint.
+// describe looks at a folder of a run. It returns nil if the folder is not a checkpoint.
 func describe(ctx context.Context, dir *folder) (*found, error) {
 	f := look(ctx, dir, true)
 	if f.err == nil {
@@ -211,8 +210,7 @@ func bytesOf(files []storage.File) (n int64) {
 	return n
 }
 
-// open opens the checkpoint in the folder, and returns the store that has it at its
-// root.
+// open opens the checkpoint in the folder, and returns the store that has it at its root.
 func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, error) {
 	if f.format == nil {
 		return formats.OpenLocated(ctx, f.store, f.options)

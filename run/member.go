@@ -28,8 +28,7 @@ type Member struct {
 	Name string
 	// Refer means that a Chain chooses the base of the save.
 	Refer bool
-	// Remember means that the process keeps the saved bytes in memory, for the next
-	// save.
+	// Remember means that the process keeps the saved bytes in memory, for the next save.
 	Remember bool
 	// Exclusive means that the save fails if its folder has a checkpoint.
 	Exclusive bool

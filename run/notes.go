@@ -238,8 +238,7 @@ func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
 // ChangeNotes changes the notes of the checkpoint at the root of store. saveID is the id of
 // its save. change receives the current notes, and may be called several times: if another
 // process changes the notes meanwhile, ChangeNotes begins again, and keeps that change.
-// Notes of another save are replaced. Notes that cannot be read are an error: they may have
-// tags.
+// Notes of another save are replaced. Notes that cannot be read are an error: they may have tags.
 func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change func(*Notes) error) error {
 	return changeNotes(ctx, store, saveID, false, change)
 }

@@ -256,8 +256,7 @@ func TestPruneTakesTurns(t *testing.T) {
 	}
 }
 
-// Two pruners at the same time remove the same checkpoints as one, and both
-// succeed.
+// Two pruners at the same time remove the same checkpoints as one, and both succeed.
 func TestTwoPruners(t *testing.T) {
 	stores := map[string]func(t *testing.T) blob.Store{
 		"folder": func(t *testing.T) blob.Store {

@@ -131,8 +131,7 @@ type Checkpoint struct {
 	// Metrics and Tags are from the notes of the checkpoint; see Notes.
 	Metrics Metrics  `json:"metrics,omitempty"`
 	Tags    []string `json:"tags,omitempty"`
-	// Bases are the names of the checkpoints of the run that have bytes of this
-	// one.
+	// Bases are the names of the checkpoints of the run that have bytes of this one.
 	Bases []string `json:"bases,omitempty"`
 	// Local and Remote are the copies. Nil: there is no copy in that place.
 	Local  *Copy `json:"local,omitempty"`

@@ -309,8 +309,7 @@ func TestLaterSavesAreNotAncestors(t *testing.T) {
 	}
 }
 
-// A save to a folder with a damaged checkpoint replaces it, unless the checkpoint
-// has tags.
+// A save to a folder with a damaged checkpoint replaces it, unless the checkpoint has tags.
 func TestDamagedCheckpointWithTagsStays(t *testing.T) {
 	for _, tagged := range []bool{false, true} {
 		for _, file := range []string{"*r00000*", "*index*", "cairn.json"} {

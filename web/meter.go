@@ -6,8 +6,7 @@ import (
 )
 
 // Progress receives how far an answer is: the bytes that were read, their total, and a text
-// about the work. total is zero if it is not known yet. A slow call does not slow down the
-// work.
+// about the work. total is zero if it is not known yet. A slow call does not slow down the work.
 type Progress func(done, total int64, what string)
 
 // state is how far an answer is.

@@ -84,8 +84,7 @@ func (s *loads) load(b *loadBody) error {
 	})
 }
 
-// newLoadPlanner checks the request of a load: every box has memory of its own in
-// the arena.
+// newLoadPlanner checks the request of a load: every box has memory of its own in the arena.
 func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
 	p.AllowMissing, p.Cast = b.AllowMissing, b.Cast
@@ -483,8 +482,7 @@ func aliasesOf(md *meta.Metadata) map[string]int {
 	return out
 }
 
-// loadPlanner is the default planner that also reports the pieces that have
-// arrived.
+// loadPlanner is the default planner that also reports the pieces that have arrived.
 type loadPlanner struct {
 	plan.DefaultLoad
 	load    uint64

@@ -11,8 +11,7 @@ import (
 
 // outbox sends the messages of a saver or of a trainer. A message waits there until the
 // other process has read the messages before it, so that a process that does not read
-// does not block the sender. Messages that only report progress are joined while they
-// wait.
+// does not block the sender. Messages that only report progress are joined while they wait.
 type outbox struct {
 	conn net.Conn
 	gone error         // the error of send after the outbox is closed
@@ -174,8 +173,7 @@ func (o *outbox) signal() {
 }
 
 // flush waits until the system has everything that was queued: the other process can read
-// it even if this one ends. If the outbox cannot send any more, or ctx ends, it returns
-// earlier.
+// it even if this one ends. If the outbox cannot send any more, or ctx ends, it returns earlier.
 func (o *outbox) flush(ctx context.Context) {
 	o.mu.Lock()
 	flushed := o.flushed

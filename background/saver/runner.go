@@ -62,8 +62,7 @@ type Runner struct {
 	written []written // by the last saves to different local stores; only one save uses it at a time
 }
 
-// written has the files that this rank has written in its last save to a local
-// store.
+// written has the files that this rank has written in its last save to a local store.
 type written struct {
 	place, format, saveID string
 	files                 []storage.File
@@ -181,8 +180,7 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 
 // tend keeps the run of a save in order, in the background. saved is the error of the save. It
 // is called before the outcome is reported, so that a caller that waits for the outcome can
-// wait for this work too. If the upload of the save has failed, it is repeated with the next
-// save.
+// wait for this work too. If the upload of the save has failed, it is repeated with the next save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || !run.leads() || saved != nil {
 		return

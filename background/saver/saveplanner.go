@@ -168,8 +168,7 @@ func (s *savePlanner) stageUnit(u *unitBody) error {
 }
 
 // markDone notes that an item is not needed any more, before the trainer receives that:
-// when all items of a unit are done, its memory is free. It returns false if that was
-// noted before.
+// when all items of a unit are done, its memory is free. It returns false if that was noted before.
 func (s *savePlanner) markDone(x *stagedItem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

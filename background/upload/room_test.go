@@ -245,8 +245,7 @@ func planOf(n int64, names ...string) *plan.SavePlan {
 	return p
 }
 
-// Items that several ranks hold count once, in each folder. All ranks decide the
-// same.
+// Items that several ranks hold count once, in each folder. All ranks decide the same.
 func TestRoomOfSeveralRanks(t *testing.T) {
 	const n = 10 << 20
 	for _, c := range []struct {

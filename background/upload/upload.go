@@ -29,8 +29,7 @@ type Report struct {
 	// the remote one.
 	Direct bool `json:"direct,omitempty"`
 	// Traffic counts the requests of this rank to the remote store, including other
-	// work in the same blob.Store at the same time. Nil: the store does not count its
-	// requests.
+	// work in the same blob.Store at the same time. Nil: the store does not count its requests.
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 

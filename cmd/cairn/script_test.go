@@ -134,8 +134,7 @@ func makeTensors(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// makeChain saves a run with checkpoints step-0, step-1, … that refer to each other: chain
-// DIR N.
+// makeChain saves a run with checkpoints step-0, step-1, … that refer to each other: chain DIR N.
 func makeChain(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := strconv.Atoi(args[1])
 	ts.Check(err)

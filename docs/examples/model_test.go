@@ -64,8 +64,7 @@ func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *ten
 	if err := g.Backward(loss, nil); err != nil { // also the error of the operators before
 		return nil, err
 	}
-	// Sums the gradients of replicated parameters. There are none if all parameters are
-	// cut.
+	// Sums the gradients of replicated parameters. There are none if all parameters are cut.
 	if err := nn.ReduceGrads(ctx, m.Params(), comms); err != nil {
 		return nil, err
 	}

@@ -20,8 +20,7 @@ import (
 
 const ranks = 2
 
-// program has the paths of the example, of the command that starts its ranks, and of the
-// run.
+// program has the paths of the example, of the command that starts its ranks, and of the run.
 type program struct{ cairn, background, run string }
 
 func build(t *testing.T) *program {

@@ -232,8 +232,7 @@ func (d *director) heard(ctx context.Context, e *event) error {
 	return nil
 }
 
-// together returns the messages of all ranks of a job about a version, once it has the last
-// one.
+// together returns the messages of all ranks of a job about a version, once it has the last one.
 func (d *director) together(e *event) []message {
 	key := fmt.Sprint(e.job.name, e.turn, e.Event, e.Version, e.job.ranks)
 	d.parts[key] = append(d.parts[key], e.message)

@@ -38,8 +38,7 @@ type Search struct {
 	// Now is the version that is being loaded, and Again that this is the second time.
 	Now   *Choice `json:"now,omitempty"`
 	Again bool    `json:"again,omitempty"`
-	// Tried has the errors so far: of attempts, and of newer versions that cannot be
-	// opened.
+	// Tried has the errors so far: of attempts, and of newer versions that cannot be opened.
 	Tried []group.RemoteError `json:"tried,omitempty"`
 	// Err is the error of the first damaged version or, if Damaged is not set, of the first attempt.
 	Err     *group.RemoteError `json:"error,omitempty"`

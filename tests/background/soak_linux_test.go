@@ -137,8 +137,7 @@ func (s *soak) round() {
 	s.waitEnd(-1)
 	var least int64
 	if len(actions) == 1 && s.job.Process && s.job.Busy != cairn.BusyReplace {
-		// The savers were not disturbed: they complete the last step that all ranks have
-		// staged.
+		// The savers were not disturbed: they complete the last step that all ranks have staged.
 		least = slices.MinFunc(s.trainers, func(a, b *soakProcess) int { return int(a.staged - b.staged) }).staged
 	}
 	s.trainers = nil

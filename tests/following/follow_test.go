@@ -41,8 +41,7 @@ func followed(t testing.TB, s *jobtest.Trained, rank, ranks int) cairn.State {
 	return out
 }
 
-// differs returns an error for the first tensor of a rank with columns that differ from
-// want.
+// differs returns an error for the first tensor of a rank with columns that differ from want.
 func differs(t testing.TB, s *jobtest.Trained, state cairn.State, want map[string][]byte, rank, ranks int) error {
 	t.Helper()
 	for name, x := range s.State {

@@ -232,8 +232,7 @@ func TestReplacedSaveIsNotUploaded(t *testing.T) {
 	}
 }
 
-// If the upload of one rank fails, the uploads of all ranks fail, and no checkpoint
-// appears.
+// If the upload of one rank fails, the uploads of all ranks fail, and no checkpoint appears.
 func TestUploadFailsOnOneRank(t *testing.T) {
 	errBroken := errors.New("broken on purpose")
 	top, bucket := t.TempDir(), t.TempDir()
@@ -673,8 +672,7 @@ func TestCrashDuringUpload(t *testing.T) {
 				} else if _, err := formats.Clean(t.Context(), remote, 0); err != nil {
 					t.Error(err)
 				} else if found, err := formats.Leftovers(t.Context(), remote); err != nil || len(found) != len(filesBelow(t, bucket)) {
-					// The other files are temporary files of this process, which has not
-					// died.
+					// The other files are temporary files of this process, which has not died.
 					t.Errorf("clean finds %v, %v, of %v", found, err, slices.Collect(maps.Keys(filesBelow(t, bucket))))
 				}
 				if t.Failed() {

@@ -69,8 +69,7 @@ type cleanFlags struct {
 }
 
 // safeAge is the least age of --older-than without --force. A suspended process, or one
-// that cannot reach the store, does not show that it is alive; its save has this time to
-// go on.
+// that cannot reach the store, does not show that it is alive; its save has this time to go on.
 const safeAge = 10 * time.Minute
 
 func newCleanCmd() *cobra.Command {

@@ -60,8 +60,7 @@ type copyResult struct {
 	copyTraffic
 }
 
-// copyTraffic counts the requests to the stores of both sides, if these stores
-// count them.
+// copyTraffic counts the requests to the stores of both sides, if these stores count them.
 type copyTraffic struct {
 	Read    *blob.Traffic `json:"source_traffic,omitempty"`
 	Written *blob.Traffic `json:"target_traffic,omitempty"`

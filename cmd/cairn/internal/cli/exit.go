@@ -162,8 +162,7 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// goneHint is the advice about a checkpoint that has lost its bases. Its error says the
-// rest.
+// goneHint is the advice about a checkpoint that has lost its bases. Its error says the rest.
 const goneHint = "if the other folder is lost, 'cairn rm CHECKPOINT --force' removes this one; 'cairn latest RUN' prints the newest complete one"
 
 // Advice about causes that all commands have in common.

@@ -68,8 +68,7 @@ func newFlattenCmd() *cobra.Command {
 	return cmd
 }
 
-// errNotFlattened reports a checkpoint of a format in which checkpoints always refer to
-// others.
+// errNotFlattened reports a checkpoint of a format in which checkpoints always refer to others.
 var errNotFlattened = errors.New("its format has no form that stands alone")
 
 func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {

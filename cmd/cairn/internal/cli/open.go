@@ -127,8 +127,7 @@ func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoi
 	})
 }
 
-// withPart is withMetadata for commands that show the readable part of a damaged
-// checkpoint.
+// withPart is withMetadata for commands that show the readable part of a damaged checkpoint.
 func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
 	c, err := openCheckpoint(ctx, address)
 	if err != nil {
@@ -254,8 +253,7 @@ func quoteArg(s string) string {
 	return `"` + inDoubleQuotes.Replace(s) + `"`
 }
 
-// inDoubleQuotes escapes the characters that a shell treats specially inside of
-// double quotes.
+// inDoubleQuotes escapes the characters that a shell treats specially inside of double quotes.
 var inDoubleQuotes = strings.NewReplacer("`", "\\`", `"`, `\"`, "$", `\$`, `\`, `\\`, "!", `"\!"`)
 
 // selectNames returns the entries of the checkpoint at path that are at or below

@@ -300,8 +300,7 @@ func (f *settingsFlags) checkMetrics(cmd *cobra.Command, r *run.Run, s *run.Sett
 	return err
 }
 
-// change replaces settings with the values of flags, writes them, and returns the
-// written settings.
+// change replaces settings with the values of flags, writes them, and returns the written settings.
 func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if err := f.apply(cmd, &s); err != nil {

@@ -113,8 +113,7 @@ func checkReport(t *testing.T, rep *demo.Report) {
 	}
 }
 
-// checkCheckpoint checks that the store holds only the checkpoint that the report
-// ends with.
+// checkCheckpoint checks that the store holds only the checkpoint that the report ends with.
 func checkCheckpoint(t *testing.T, s blob.Store, rep *demo.Report) {
 	t.Helper()
 	c := must.Get(cairn.Open(t.Context(), s))(t)
