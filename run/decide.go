@@ -37,7 +37,7 @@ const DefaultLeft = Left(48 * time.Hour)
 
 // Apply returns the verdicts of a policy about the checkpoints of one place, in the order of
 // all. It keeps the checkpoints that a rule keeps, and in any case the newest complete
-// checkpoint, the ones to which a kept one refers, and incomplete ones and those under way.
+// checkpoint, the ones to which a kept one refers, and all that are incomplete or under way.
 // AtMost removes the oldest of the ones that rules keep, until the complete ones have no more
 // bytes; it does not remove the newest, tagged ones that a rule keeps for their tags, and the
 // ones to which a remaining one refers.

@@ -211,7 +211,7 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 }
 
 // ReadNotes returns the notes of the checkpoint at the root of store. saveID is the id of its
-// save; it is empty if the format does not record it. They are empty if there are no notes,
+// save; it is empty if the format does not record it. The notes are empty if there are none,
 // or only notes of another save. The error wraps storage.ErrCorrupt if the file is damaged.
 func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, error) {
 	data, _, err := readDocument(ctx, store, NotesFile)
@@ -231,8 +231,8 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 // withoutNotes is the advice about notes that cannot be read.
 const withoutNotes = "remove the file to do without its tags and metrics"
 
-// isOf reports whether notes with the save id of belong to a checkpoint. saveID is the id
-// of its save, and empty if the format does not record it.
+// isOf reports whether notes belong to a checkpoint. of is the save of the notes, and
+// saveID the save of the checkpoint, empty if its format does not record it.
 func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
 
 // ChangeNotes changes the notes of the checkpoint at the root of store. saveID is the id of

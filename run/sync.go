@@ -65,10 +65,10 @@ var ErrConflict = errors.New("the copies are of different saves")
 
 // Sync uploads the checkpoints that the remote place lacks, the newest first, and the notes
 // of the ones that it has without notes. If the remote place has another save of a checkpoint, the
-// local one replaces it if its commit is later. Otherwise it stays, and the error wraps
-// ErrConflict. See transfer.Sync for the results. The error wraps storage.ErrOptions if the run
-// has no remote place, and ErrOtherRun or ErrUnconfirmed if the remote place may belong to another
-// run; see Join.
+// local one replaces it if its commit is later. Otherwise the remote copy stays, and the error
+// wraps ErrConflict. See transfer.Sync for the results. The error wraps storage.ErrOptions if the
+// run has no remote place, and ErrOtherRun or ErrUnconfirmed if the remote place may belong to
+// another run; see Join.
 func (r *Run) Sync(ctx context.Context, opts *SyncOptions) ([]transfer.Synced, error) {
 	var o SyncOptions
 	if opts != nil {
