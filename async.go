@@ -31,8 +31,8 @@ type AsyncOptions struct {
 	// Stager holds the memory for staged states, from save to save. Nil: the save gets
 	// memory of its own, which makes it slower, and does not know other saves.
 	Stager *Stager
-	// Busy says what SaveAsync does if an earlier save of the Stager is not over. The
-	// value of rank 0 counts. Zero: BusyWait.
+	// Busy selects the behaviour of SaveAsync while an earlier save of the Stager is
+	// pending. The value of rank 0 counts. Zero: BusyWait.
 	Busy Busy
 	// Overlap makes SaveAsync return before the state is staged. The caller must not
 	// change the state before Pending.Staged is closed.
@@ -51,7 +51,7 @@ type AsyncOptions struct {
 	Remote string
 	// LocalBytes bounds the bytes in the folder above the local store, which has a folder
 	// for each checkpoint, as the folder above Remote does, under the same names. Before
-	// a save, the oldest local checkpoints are removed whose remote copies are complete;
+	// a save, the oldest local checkpoints with complete remote copies are removed;
 	// the save waits for uploads if need be. If there is no room even so, it goes to
 	// Remote at once, with a warning. Zero: there is no bound. All ranks set
 	// it, or no rank does.
@@ -60,13 +60,13 @@ type AsyncOptions struct {
 	member *run.Member // set by Run.SaveAsync
 }
 
-// Busy says what SaveAsync does while another save is under way.
+// Busy is the behaviour of SaveAsync while another save is pending.
 type Busy uint8
 
 const (
 	// BusyWait stages as soon as there is memory, and saves after the other save.
 	BusyWait Busy = iota
-	// BusySkip saves nothing: the Pending fails with ErrSkipped.
+	// BusySkip skips the save: the Pending fails with ErrSkipped.
 	BusySkip
 	// BusyReplace is BusyWait, but a save that has not begun yet is dropped in favour of
 	// this one. Its Pending fails with ErrReplaced.
@@ -154,7 +154,7 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 
 // Close waits for the saves and uploads that are under way and releases the memory. If ctx
 // ends first, they are cancelled, and so is a SaveAsync that has not returned. A saver
-// process completes what is staged all the same, and uploads it. If the saves belong to a
+// process still completes the staged saves and their uploads. If the saves belong to a
 // Run, Close then waits at most two minutes until the run is in order.
 func (s *Stager) Close(ctx context.Context) error {
 	if s.call == nil {
@@ -220,7 +220,7 @@ type Pending struct {
 	process  *saver.Process          // carries out the request
 	cancel   context.CancelCauseFunc // ends a save in this process
 	staged   chan struct{}
-	ran      chan struct{} // closed once nothing reads the snapshot any more
+	ran      chan struct{} // closed once the save has stopped reading the snapshot
 	done     chan struct{}
 	report   *SaveReport
 	err      error
@@ -252,9 +252,9 @@ func (p *Pending) Staged() <-chan struct{} { return p.staged }
 // Done is closed once the save is over.
 func (p *Pending) Done() <-chan struct{} { return p.done }
 
-// Wait waits until the save is over and returns what Save would have returned. The
-// error of a save that did not take place wraps ErrSkipped or ErrReplaced. If ctx ends
-// first, Wait returns its cause, and the save goes on.
+// Wait waits until the save is over and returns the results that Save would have
+// returned. The error of a save that did not take place wraps ErrSkipped or
+// ErrReplaced. If ctx ends first, Wait returns its cause, and the save goes on.
 func (p *Pending) Wait(ctx context.Context) (*SaveReport, error) {
 	if err := waitFor(ctx, p.done); err != nil {
 		return nil, err
@@ -279,7 +279,7 @@ func waitFor(ctx context.Context, done <-chan struct{}) error {
 
 // SaveAsync saves state in the background. When it returns, the state has been copied
 // aside, and the caller may change it; see AsyncOptions.Overlap. Every rank of the group
-// calls it. Pending.Wait returns what Save would return. A save that fails harms
+// calls it. Pending.Wait returns the results of the save. A save that fails harms
 // neither the caller nor the checkpoint that is there.
 //
 // SaveAsync itself returns the errors of a state or of options that cannot be saved,
@@ -312,7 +312,8 @@ func SaveAsync(ctx context.Context, store blob.Store, state State, opts *AsyncOp
 	return p, nil
 }
 
-// standing is what a rank has of the saves before, when a new one begins.
+// standing is the state of a rank at the beginning of a save: its last generation,
+// and whether its group and saver process can be used again.
 type standing struct {
 	Generation uint64 `json:"generation"`       // the last one
 	Same       bool   `json:"same"`             // the group has not changed since the last save
@@ -321,7 +322,7 @@ type standing struct {
 	Failed     string `json:"failed,omitempty"` // the error of the last save
 }
 
-// admission is what rank 0 decides about a new save.
+// admission is the decision of rank 0 on a new save.
 type admission struct {
 	Generation uint64 `json:"generation"`
 	SaveID     string `json:"save_id"`
@@ -343,15 +344,18 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		unbind()
 		cancel(nil)
 	}
+
 	overlapped := false // end is called when the state is staged
 	defer func() {
 		if !overlapped {
 			end()
 		}
 	}()
+
 	job := o.job(store)
 	job.Recorder = o.recorder(ctx, &job)
 	ctx = job.Recorder.Context(ctx)
+
 	select {
 	case s.call <- struct{}{}:
 	case <-ctx.Done():
@@ -360,6 +364,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		return nil, err
 	}
 	defer func() { <-s.call }()
+
 	p := &Pending{
 		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
 		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
@@ -368,12 +373,15 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 		job.Recorder.End(0, wrap("save", store, err))
 		return nil, err
 	}
+
 	if p.over() {
 		return p, nil
 	}
+
 	if !o.Overlap {
 		return p, s.fill(ctx, p, false, func() { s.enqueue(p, job) })
 	}
+
 	started := make(chan struct{})
 	overlapped = true
 	go func() {
@@ -385,6 +393,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 	}()
 	<-started // saves are in order
 	p.recorder.EndStall()
+
 	return p, nil
 }
 
@@ -397,11 +406,13 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	if err != nil {
 		return job.NumberRank(err)
 	}
+
 	job.Storage.SaveID, job.Storage.Step = adm.SaveID, adm.Step
 	p.recorder.Describe(&job.Storage)
 	if adm.Failed != "" {
 		return s.returnFailure(adm.Failed)
 	}
+
 	p.number = adm.Generation
 	if adm.Skip {
 		p.err = wrap("save", p.store, ErrSkipped)
@@ -412,9 +423,11 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 		close(p.uploaded)
 		return nil
 	}
+
 	s.mu.Lock()
 	s.generation = p.number
 	s.mu.Unlock()
+
 	if adm.Restart {
 		if err = s.restart(ctx, job.Group, p.store, adm.Settle, p.recorder.Warn); err != nil {
 			err = s.restart(ctx, job.Group, p.store, false, p.recorder.Warn) // perhaps one of them was killed
@@ -422,13 +435,14 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	} else {
 		err = s.regroup(ctx, job.Group)
 	}
+
 	if err == nil {
 		err = s.prepare(ctx, p, job, state, o)
 	}
 	return job.NumberRank(err)
 }
 
-// standing returns what this rank has of the saves before.
+// standing returns the state of this rank for a save of g.
 func (s *Stager) standing(g group.Group) (standing, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -516,13 +530,14 @@ func (s *Stager) drop(number uint64) {
 	}
 }
 
-// same reports whether saves of g can use what was made for the group of.
+// same reports whether saves of g can use the groups and savers that were made for
+// the group of.
 func same(of, g group.Group) bool {
 	return of == g || of != nil && of.Size() == 1 && g.Size() == 1
 }
 
-// regroup makes groups for the saves and uploads, so that they do not disturb each other and
-// what the caller does with its group.
+// regroup makes groups for the saves and uploads, so that they do not disturb each other or
+// the caller's use of its group.
 func (s *Stager) regroup(ctx context.Context, g group.Group) error {
 	if same(s.of, g) || s.process != nil {
 		return nil
@@ -557,6 +572,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 			s.settle(patience)
 			cancel()
 		}
+
 		if s.process != nil {
 			if err := s.process.Err(); err != nil {
 				warn(fmt.Errorf("%w; a new one is started", err))
@@ -565,6 +581,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 				return err
 			}
 		}
+
 		s.setProcess(nil)
 		opts := *s.options.Process
 		opts.Title = cmp.Or(opts.Title, fmt.Sprintf("rank %d, %s", g.Rank(), runOf(store)))
@@ -577,6 +594,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 	if err != nil {
 		return err
 	}
+
 	m, err := group.Broadcast(ctx, g, "listen", 0, group.JSON[saver.Meeting](), func(ctx context.Context) (saver.Meeting, error) {
 		m := saver.Meeting{Address: s.options.Process.Listen, Secret: []byte(crand.Text()), Job: crand.Text()}
 		var err error
@@ -588,6 +606,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 	if err != nil {
 		return err
 	}
+
 	err = group.Each(ctx, group.StopEarly(g), "join", func(ctx context.Context) error { return s.process.Join(ctx, m, g.Rank(), g.Size()) })
 	if err == nil {
 		s.mu.Lock()
@@ -597,7 +616,7 @@ func (s *Stager) restart(ctx context.Context, g group.Group, store blob.Store, s
 	return err
 }
 
-// setProcess sets the saver process of this rank. Nothing is known of its group.
+// setProcess sets the saver process of this rank. Its group is unknown.
 func (s *Stager) setProcess(p *saver.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -694,9 +713,11 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	}
 	p.process = s.process
 	s.mu.Unlock()
+
 	p.noteBegun(job.Storage.SaveID)
 	over := func(report *SaveReport, err error) { s.over(p, report, err) }
 	uploaded := func(report *UploadReport, err error) { s.uploaded(p, report, err) }
+
 	if p.process == nil {
 		var ctx context.Context
 		ctx, p.cancel = context.WithCancelCause(s.ctx)
@@ -709,6 +730,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		})
 		return
 	}
+
 	p.request.Began = time.Now()
 	if err := p.process.Save(p.request, p.snapshot, p.recorder, over, uploaded); err != nil {
 		go func() {
@@ -828,6 +850,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	}
 	close(p.ran)
 	<-p.staged
+
 	var written int64
 	if err != nil {
 		err = wrap("save", p.store, err)
@@ -843,10 +866,12 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 		p.recorder.Traffic(report.Traffic)
 		written = report.RankBytes
 	}
+
 	p.recorder.End(written, err, ErrReplaced)
 	if err == nil {
 		ours.saved(p.place, p.saveID)
 	}
+
 	s.mu.Lock()
 	p.report, p.err = report, err
 	if s.failed = err; errors.Is(err, ErrReplaced) {
@@ -854,6 +879,7 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	}
 	s.saves = slices.DeleteFunc(s.saves, func(x *Pending) bool { return x == p })
 	s.mu.Unlock()
+
 	close(p.done)
 	if p.remote == "" {
 		p.uploadErr = err

@@ -19,16 +19,16 @@ import (
 
 const module = "github.com/cairn-ckpt/cairn"
 
-// layers is every package of the repository with what it may import of it, from
-// the bottom up: a row names only rows above it, so imports point one way. The
-// root package is ".". A new package gets a row here, and its reason in
-// docs/architecture.md.
+// layers has every package of the repository and the packages of the repository
+// that it may import, from the bottom up: a row names only rows above it, so
+// imports point one way. The root package is ".". A new package gets a row here,
+// and its reason in docs/architecture.md.
 var layers = []struct{ name, imports string }{
 	// For tests only.
 	{"internal/must", ""},
 	{"internal/deep", ""},
 
-	// Pure, or contracts: they know nothing else of ours.
+	// Pure, or contracts: they import only each other.
 	{"tensor", ""},
 	{"value", "tensor"},
 	{"blob", ""},
@@ -73,11 +73,11 @@ var layers = []struct{ name, imports string }{
 	{"internal/pickle", "tensor value"},
 	{"internal/torchsave", "internal/pickle tensor value"},
 
-	// The seam to what runs training code.
+	// The seam to the platforms that run training code.
 	{"platform", "platform/collective group plan shard tensor value"},
 	{"platform/platformtest", "platform/collective group platform tensor"},
 
-	// Formats, and what they share.
+	// Formats, and the code that they share.
 	{"storage", "blob internal/wire meta plan tensor"},
 	{"storage/commit", "blob internal/crc32c internal/work meta plan storage tensor"},
 	{"storage/reading", "blob internal/crc32c internal/work meta plan storage tensor"},
@@ -104,7 +104,7 @@ var layers = []struct{ name, imports string }{
 	{"background/saver", "run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "run run/versions blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
-	// Tests of the whole, and what they share.
+	// Tests of the whole, and the code that they share.
 	{"tests/jobtest", ". run background/saver blob blob/file group group/inproc group/tcp/tcptest internal/must shard storage tensor"},
 	{"tests/background", ""},
 	{"tests/deltas", ""},
@@ -112,7 +112,7 @@ var layers = []struct{ name, imports string }{
 	{"tests/runs", ""},
 	{"tests/saves", ""},
 
-	// What stands on it.
+	// Packages above the root.
 	{"inspect", "group internal/work meta plan storage tensor value"},
 	{"inspect/plot", "inspect internal/size meta"},
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
@@ -189,8 +189,8 @@ var libraries = map[string]string{
 	"github.com/prometheus/client_model":                   testSupport,
 }
 
-// testSupport are the packages that exist for tests. Every test may import
-// what they may.
+// testSupport are the packages that exist for tests. Every test may import them,
+// and the libraries that only they may import.
 const testSupport = "internal/deep blob/blobtest group/grouptest storage/storagetest tests/jobtest"
 
 // anywhere are the libraries that weigh little; a package that imports any
@@ -200,7 +200,7 @@ const (
 	tops     = "storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 
-// forbidden are names that say nothing.
+// forbidden are names that do not describe a package.
 var forbidden = []string{"util", "utils", "common", "core", "types", "pkg", "helper", "helpers", "misc"}
 
 func TestImportsFollowTheTable(t *testing.T) {
@@ -350,7 +350,7 @@ func heavy(name string) bool {
 	return false
 }
 
-// badNames returns the folders and files whose names say nothing.
+// badNames returns the folders and files with a forbidden name.
 func badNames(name string, files []string) []string {
 	var out []string
 	for _, e := range strings.Split(name, "/") {
@@ -367,7 +367,7 @@ func badNames(name string, files []string) []string {
 	return out
 }
 
-// sources is what one folder imports.
+// sources are the files and imports of one folder.
 type sources struct {
 	files       []string
 	code, tests map[string]bool
@@ -401,7 +401,7 @@ func readPackages(root fs.FS) (map[string]*sources, error) {
 	return out, err
 }
 
-// skipFolder keeps the walk out of what is no package of the module.
+// skipFolder keeps the walk out of folders that are no packages of the module.
 func skipFolder(root fs.FS, name string) error {
 	base := path.Base(name)
 	if name == "." {

@@ -18,7 +18,7 @@ var (
 	// record: the save did not finish.
 	ErrIncomplete = storage.ErrIncomplete
 	// ErrUnderWay reports a store without a checkpoint to which a living process is
-	// saving, such as a saver whose trainer was killed. Wait until it is over; Latest
+	// saving, such as the saver of a killed trainer. Wait until it is over; Latest
 	// can do that. ErrUnderWay wraps ErrIncomplete.
 	ErrUnderWay = storage.ErrUnderWay
 	// ErrCorrupt reports bytes that differ from the bytes that were written.
@@ -39,7 +39,7 @@ var (
 	// another save has replaced the checkpoint since it began, in object storage.
 	ErrChanged = storage.ErrChanged
 	// ErrOptions reports options that contradict each other, or an option that the
-	// format does not support. Nothing was read or written.
+	// format does not support. The store was neither read nor written.
 	ErrOptions = storage.ErrOptions
 	// ErrMismatch reports a state and a checkpoint that do not match.
 	ErrMismatch = plan.ErrMismatch
@@ -78,7 +78,7 @@ func refuse(all ...option) error {
 // Error is the error of an operation on a checkpoint. Failures on other ranks
 // are in the chain as a *group.StepError.
 type Error struct {
-	// Op is what was being done: "save", "upload", "load", "open", "read", "verify", "latest",
+	// Op is the operation: "save", "upload", "load", "open", "read", "verify", "latest",
 	// or an operation of a Run: "run", "list", "note", "prune" or "sync".
 	Op string
 	// Where names the store of the checkpoint.

@@ -41,7 +41,7 @@ type FollowOptions struct {
 	// SGLang. Their full versions are of another format, so Format must be nil.
 	Base string
 	// CacheBytes bounds the bytes of files of a version that this rank keeps in memory, so
-	// that it reads only the changes of the next one. Zero: 8 GiB. Negative: nothing is kept.
+	// that it reads only the changes of the next one. Zero: 8 GiB. Negative: no files are kept.
 	CacheBytes int64
 	// BufferBytes bounds the memory for parts of a version that are compared with the state
 	// at the same time. The largest part may take more. It is kept until Close. Zero: 256 MiB.
@@ -49,7 +49,7 @@ type FollowOptions struct {
 	// Interval is the time from one look at the run to the next in Wait. Zero: 0.2 seconds.
 	Interval time.Duration
 	// Logger receives a record, once, for each damaged version that Wait of rank 0 passes
-	// over. Nil: nothing is logged.
+	// over. Nil: no log.
 	Logger *slog.Logger
 }
 
@@ -67,7 +67,7 @@ type Follower struct {
 	mu      sync.Mutex
 	known   versions.Known  // guarded by mu
 	changes int             // how many commits have begun; guarded by mu
-	logged  map[string]bool // what Logger has received; guarded by mu
+	logged  map[string]bool // the texts that Logger has received; guarded by mu
 	memory  []byte          // for parts of a version; guarded by mu
 }
 
@@ -90,8 +90,8 @@ type UpdateReport struct {
 	// Full means that no bytes of earlier versions were used, so everything was read: it is
 	// the first update, an earlier attempt failed, or FollowOptions.CacheBytes is negative.
 	Full bool
-	// Tried is what went wrong before: versions that could not be loaded, and newer versions
-	// that cannot be opened.
+	// Tried has the errors of earlier attempts: versions that could not be loaded, and newer
+	// versions that cannot be opened.
 	Tried []error
 }
 
@@ -171,7 +171,7 @@ func (f *Follower) Version() (version int64, ok bool) {
 	return 0, false
 }
 
-// now returns what is known about versions.
+// now returns a copy of the knowledge about versions.
 func (f *Follower) now() *versions.Known {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,7 +195,7 @@ func (f *Follower) Newest(ctx context.Context) (int64, error) {
 // it. It also returns the version of the last update if that was saved again. It leaves out
 // versions that Prepare has found damaged, and the newest version if Prepare has found that
 // it does not fit the state: then it waits for one that is newer still, or for another save.
-// All ranks call it, and get what rank 0 has found.
+// All ranks call it, and get the version that rank 0 has found.
 func (f *Follower) Wait(ctx context.Context) (int64, error) {
 	step, err := group.Broadcast(ctx, f.group, "version", 0, group.JSON[int64](), func(ctx context.Context) (int64, error) {
 		for {
@@ -237,9 +237,9 @@ func (f *Follower) Update(ctx context.Context, state State) (*UpdateReport, erro
 	return p.Commit()
 }
 
-// Prepare reads and verifies a version, and keeps what differs from state. All ranks call it,
-// each with the parts that it wants, in any sharding. state stays as it is, and must not change
-// until Commit. It cannot contain a Stateful. Prepared holds what differs.
+// Prepare reads and verifies a version, and keeps its differences from state. All ranks call
+// it, each with the parts that it wants, in any sharding. state stays as it is, and must not
+// change until Commit. It cannot contain a Stateful.
 //
 // If the version is replaced or removed meanwhile, Prepare looks again which versions there
 // are, up to 16 times. If the version is damaged, Prepare reads it again without the bytes that
@@ -290,10 +290,13 @@ func (f *Follower) load(ctx context.Context, state State, v *versions.Choice) (*
 		p.from = f.known.Last.Step
 	}
 	f.mu.Unlock()
+
 	p.planner.Rename, p.planner.Cast = f.options.Rename, f.options.Cast
 	job := protocol.RankLoad{Group: f.group, Planner: &p.planner, State: state}
+
 	release := func() {}
 	defer func() { release() }()
+
 	err := group.Each(ctx, f.group, "state", func(ctx context.Context) error {
 		for name, value := range state {
 			if _, ok := value.(Stateful); ok {
@@ -317,11 +320,13 @@ func (f *Follower) load(ctx context.Context, state State, v *versions.Choice) (*
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := protocol.Load(ctx, job)
 	if err != nil {
 		return nil, err
 	}
 	p.read = r.Local.Read
+
 	return p, group.Each(ctx, f.group, "version", func(context.Context) error {
 		if r.SaveID != v.SaveID {
 			return fmt.Errorf("%w: version %d has the save %s, and had %s", ErrChanged, v.Step, r.SaveID, v.SaveID)
@@ -354,7 +359,7 @@ func (f *Follower) open(ctx context.Context, store blob.Store) (storage.Checkpoi
 	}
 }
 
-// Prepared is a version that was read and verified: what differs from a state.
+// Prepared is a version that was read and verified: its differences from a state.
 type Prepared struct {
 	follower *Follower
 	version  versions.Version
@@ -371,8 +376,8 @@ type Prepared struct {
 // Version returns the number of the version.
 func (p *Prepared) Version() int64 { return p.version.Step }
 
-// Commit changes the state. Each rank calls it, when nothing uses its state. It can be called
-// once, and only if no other Commit of the Follower has changed a state since Prepare:
+// Commit changes the state. Each rank calls it while its state is not in use. It can be
+// called once, and only if no other Commit of the Follower has changed a state since Prepare:
 // otherwise the error wraps ErrOptions. After any other error a part of the state may have
 // changed, and Follower.Version returns no version; the next update compares all of it.
 func (p *Prepared) Commit() (*UpdateReport, error) {

@@ -69,11 +69,13 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 		}
 		most, total = max(most, sizes[i]), total+sizes[i]
 	}
+
 	c.memory = r.follower.take(max(most, min(total, r.follower.options.BufferBytes)))
 	defer func() {
 		r.follower.put(c.memory)
 		c.memory = nil
 	}()
+
 	var sum storage.ReadStats
 	for from := 0; from < len(p.Items); {
 		to, n := from, int64(0)
@@ -81,6 +83,7 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 			n += sizes[to]
 			to++
 		}
+
 		c.used = 0
 		batch := *p
 		batch.Items = p.Items[from:to]
@@ -89,12 +92,13 @@ func (r *comparingReader) ReadData(ctx context.Context, p *plan.LoadPlan, dst st
 		if err != nil {
 			return sum, err
 		}
+
 		from = to
 	}
 	return sum, nil
 }
 
-// CommitTensor compares what was read with the state.
+// CommitTensor compares the tensor that was read with the state.
 func (c *comparer) CommitTensor(it *plan.ReadItem, t *tensor.Tensor) error {
 	live, err := c.DefaultLoad.ResolveTensor(it)
 	if err != nil {
@@ -121,10 +125,10 @@ func (c *comparer) LoadBytes(it *plan.ReadItem, codec string, data []byte) error
 	return nil
 }
 
-// difference is what differs between a part of a state and a version.
+// difference has the elements that differ between a part of a state and a version.
 type difference struct {
-	// live is the part, if it is contiguous. at are the offsets of elements of it, and values
-	// what they become. Without places, values is what all of it becomes.
+	// live is the part, if it is contiguous. at are the offsets of elements in it, and values
+	// their new values. Without offsets, values replaces the whole part.
 	live   []byte
 	size   int // of an element
 	n      int // elements that differ
@@ -143,8 +147,8 @@ const (
 	partBytes = segment.MaxLen
 )
 
-// compare returns what differs between a part of the state and t, which is contiguous, and
-// how many elements do.
+// compare returns the differences between a part of the state and t, which is contiguous,
+// and how many elements differ.
 func compare(live, t *tensor.Tensor) ([]difference, int64) {
 	size, is := live.DType().Size(), t.Contents()
 	was, ok := live.Bytes()
@@ -171,7 +175,7 @@ func compare(live, t *tensor.Tensor) ([]difference, int64) {
 // scratch has memory for places.
 var scratch = sync.Pool{New: func() any { return new([]uint32) }}
 
-// compare notes what differs between d.live and is.
+// compare notes the differences between d.live and is.
 func (d *difference) compare(is []byte) {
 	buf := scratch.Get().(*[]uint32)
 	defer scratch.Put(buf)

@@ -15,8 +15,8 @@ import (
 
 // LatestOptions change how Latest works. Nil means the defaults.
 type LatestOptions struct {
-	// Group has the ranks that call Latest. Rank 0 looks, and all ranks return
-	// what it has found. Nil: a single rank.
+	// Group has the ranks that call Latest. Rank 0 looks, and all ranks return its
+	// result. Nil: a single rank.
 	Group Group
 	// Wait makes Latest wait until no save is under way in the folders. ctx bounds
 	// how long it waits.
@@ -81,8 +81,8 @@ func Latest(ctx context.Context, address string, opts *LatestOptions) (*Found, e
 	return f, nil
 }
 
-// sentFound is what rank 0 sends. JSON replaces bytes that are not UTF-8, which paths may
-// have, so Path and the paths in Skipped are sent as bytes too.
+// sentFound is the message of rank 0. Paths may have bytes that are not UTF-8, which JSON
+// replaces, so Path and the paths in Skipped are sent as bytes too.
 type sentFound struct {
 	Found *Found
 	Paths [][]byte

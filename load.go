@@ -24,9 +24,8 @@ type LoadOptions struct {
 	Group group.Group
 
 	// AllowMissing lets a load succeed if the checkpoint does not have a name of
-	// the state, and leaves what the state holds under that name unchanged.
-	// AllowMissingFunc allows this for the names for which it returns true. The
-	// report lists the missing names.
+	// the state, and leaves the value of that name unchanged. AllowMissingFunc
+	// allows this for the names for which it returns true. The report lists the missing names.
 	AllowMissing     bool
 	AllowMissingFunc func(fqn string) bool
 	// RejectUnexpected refuses a checkpoint with names that no rank asks for.
@@ -73,7 +72,7 @@ type LoadOptions struct {
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 	// Logger receives a record for each phase of the load on this rank, with its bytes,
-	// seconds and rate, and one for the outcome. Nil: nothing is logged.
+	// seconds and rate, and one for the outcome. Nil: no log.
 	Logger *slog.Logger
 }
 
@@ -81,13 +80,13 @@ type LoadOptions struct {
 type LoadReport = protocol.LoadReport
 
 // Load fills state from the checkpoint at the root of store. Every rank of the
-// group calls it with the parts it wants, in any sharding; a rank that wants
-// nothing passes an empty state. Tensors are filled in place, converted to their
-// dtype as Cast allows; quantised ones are not converted, see meta.Metadata.Scales.
-// Other values are replaced in the state. They keep their Go type if the saved value
-// fits it; otherwise they get the type that value.Decode returns. A value.Ref inside a
-// value names a tensor of the checkpoint that was at that place when it was saved: Load
-// fills the tensor if the state has that name.
+// group calls it with the parts it wants, in any sharding; a rank without parts passes
+// an empty state. Tensors are filled in place, converted to their dtype as Cast allows;
+// quantised ones are not converted, see meta.Metadata.Scales. Other values are replaced
+// in the state. They keep their Go type if the saved value fits it; otherwise they get
+// the type that value.Decode returns. A value.Ref inside a value names a tensor of the
+// checkpoint that was at that place when it was saved: Load fills the tensor if the
+// state has that name.
 //
 // Tensors are filled concurrently. A tensor that the state has under several names, such
 // as a tied weight, is filled once, from the first of these names that the checkpoint has;
@@ -130,6 +129,7 @@ func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.
 	var stateful map[string]Stateful
 	release := func() {}
 	defer func() { release() }()
+
 	err := group.Each(ctx, job.Group, "state", func(ctx context.Context) error {
 		var err error
 		if job.Reader, err = o.reader(store, job.Group.Rank()); err != nil {
@@ -151,10 +151,12 @@ func (o *LoadOptions) load(ctx context.Context, store blob.Store, job *protocol.
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := protocol.Load(ctx, *job)
 	if err != nil {
 		return nil, err
 	}
+
 	err = group.Each(ctx, job.Group, "state", func(context.Context) error { return giveBack(state, job.State, stateful) })
 	if err != nil {
 		return nil, err
@@ -242,6 +244,7 @@ func (o *LoadOptions) adapting(refuse bool, why string) []option {
 func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes ...string) (State, *LoadReport, error) {
 	var state State
 	var md *meta.Metadata
+
 	r, err := load(ctx, store, opts, func(ctx context.Context, job *protocol.RankLoad) (State, error) {
 		if opts != nil {
 			const why = "needs a state from the caller: LoadNew makes the state from the checkpoint"
@@ -261,6 +264,7 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 				return nil, fmt.Errorf("%q is %w", p, ErrMissing)
 			}
 		}
+
 		wanted := func(fqn string) bool { return hasPrefix(fqn, prefixes) }
 		if h, ok := job.Reader.(storage.HeldChecker); ok {
 			if err := h.CheckHeld(ctx, md.Select(wanted)); err != nil {
@@ -274,9 +278,11 @@ func LoadNew(ctx context.Context, store blob.Store, opts *LoadOptions, prefixes 
 		state, err = plan.NewState(md.WithoutMissing(apart), wanted)
 		return state, err
 	})
+
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if len(r.Missing) > 0 {
 		return nil, nil, wrap("load", store, fmt.Errorf("%w: the planner left out %q", ErrMissing, r.Missing))
 	}

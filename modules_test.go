@@ -17,7 +17,7 @@ import (
 
 // People install a release with the go command: the program, and each package that the
 // documentation names. The proxy has the files of the working tree as the release. Most of
-// the rest is in the module cache; the go command asks the usual proxy for what is not.
+// the other modules are in the module cache; the go command asks the usual proxy for the rest.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	version := "v" + cairn.Version
@@ -94,7 +94,7 @@ func proxyOf(t *testing.T, version string) string {
 }
 
 // goTool runs the go command in dir, with variables added to the environment, and returns
-// what it prints.
+// its output.
 func goTool(t *testing.T, dir string, env []string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", args...)

@@ -163,7 +163,7 @@ func (o *SaveOptions) replaces(folder string) []string {
 
 // replacesRemote returns the ids of the saves that the upload of a save may replace.
 func (o *SaveOptions) replacesRemote(folder, remote string) []string {
-	ids := o.replaces(folder) // it is uploaded after the saves before it, whose uploads may have failed
+	ids := o.replaces(folder) // it is uploaded after earlier saves, and their uploads may have failed
 	if ids == nil {
 		return nil
 	}

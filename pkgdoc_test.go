@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// Every package says in one place what it is.
+// Every package has one package comment.
 func TestEveryPackageHasAComment(t *testing.T) {
 	pkgs := must.Get(readPackages(os.DirFS(".")))(t)
 	for _, name := range slices.Sorted(maps.Keys(pkgs)) {

@@ -25,7 +25,7 @@ type PreemptOptions struct {
 	// Grace is the time from the first signal to the end of the job, as the scheduler has
 	// it. Zero: it is not known, and the log does not compare with a deadline.
 	Grace time.Duration
-	// Logger receives what rank 0 has to say: that a signal came, and whether the save was
+	// Logger receives two records of rank 0: that a signal came, and whether the save was
 	// complete in time. Nil: slog.Default.
 	Logger *slog.Logger
 }
@@ -37,9 +37,9 @@ type PreemptOptions struct {
 type Preemption struct {
 	options PreemptOptions
 	signals chan os.Signal
-	ended   chan struct{} // closed once nothing reads signals
+	ended   chan struct{} // closed once the reader of signals has ended
 	once    sync.Once
-	agreed  *notice // what the ranks have agreed on; nil: no signal
+	agreed  *notice // the notice that the ranks have agreed on; nil: no signal
 
 	mu   sync.Mutex
 	mine *notice // the first signal of this rank
@@ -93,7 +93,7 @@ func (p *Preemption) note() {
 // before OnSignal.
 func (p *Preemption) Close() {
 	p.once.Do(func() {
-		signal.Stop(p.signals) // when it returns, nothing is sent any more
+		signal.Stop(p.signals) // when it returns, no signal is sent any more
 		close(p.signals)
 		<-p.ended
 	})
@@ -106,9 +106,11 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 	if p.agreed != nil {
 		return true, nil
 	}
+
 	p.mu.Lock()
 	mine := p.mine
 	p.mu.Unlock()
+
 	var msg []byte
 	if mine != nil {
 		var err error
@@ -116,11 +118,13 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
+
 	g := p.options.Group
 	all, err := g.AllGather(ctx, msg)
 	if err != nil {
 		return false, fmt.Errorf("agree on a signal: %w", err)
 	}
+
 	var first *notice
 	for rank, b := range all {
 		if len(b) == 0 {
@@ -134,6 +138,7 @@ func (p *Preemption) Requested(ctx context.Context) (bool, error) {
 			first = n
 		}
 	}
+
 	if p.agreed = first; first != nil {
 		p.log(slog.LevelInfo, "preempt: the job is about to end", "seconds_after_signal", p.seconds())
 	}

@@ -34,7 +34,7 @@ type (
 	Notes = run.Notes
 	// PruneOptions change how Run.Prune works.
 	PruneOptions = run.PruneOptions
-	// PruneReport is what Run.Prune did.
+	// PruneReport describes the work of Run.Prune.
 	PruneReport = run.Report
 )
 
@@ -54,8 +54,8 @@ type RunOptions struct {
 	// zero Policy: there is no Due.
 	Save Policy
 	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
-	// folder or Remember is set, a save in the native format refers to the one before it, instead of
-	// writing what has not changed, as long as that pays; see SaveOptions.Base.
+	// folder or Remember is set, a save in the native format refers to the checkpoint before it,
+	// instead of writing unchanged bytes again, as long as that pays; see SaveOptions.Base.
 	Alone bool
 	// Remember keeps the bytes that this rank saves in memory until the next save, which then
 	// compares with them instead of reading the checkpoint before it. It takes as much memory
@@ -68,15 +68,15 @@ type RunOptions struct {
 
 // Run is the checkpoints of one training: folders below one folder, or below an address in
 // object storage, and perhaps a second time in another store. It names the folders of new
-// checkpoints, removes the ones that its policies do not keep, and uploads again what was
-// not uploaded. All ranks of a job make one with the same address. NewRun makes one; its
-// methods are safe for concurrent use.
+// checkpoints, removes the ones that its policies do not keep, and repeats failed uploads.
+// All ranks of a job make one with the same address. NewRun makes one; its methods are
+// safe for concurrent use.
 //
 // After a save and its upload, rank 0 keeps the run in order in the background: it writes
 // the policies into the file cairn-run.json, where the commands of cairn find them, uploads
-// complete checkpoints that the remote run lacks, and removes checkpoints. It removes
-// nothing from a folder while this process writes a save. Problems go to Observer.Warned and
-// Logger of the save.
+// complete checkpoints that the remote run lacks, and removes checkpoints. It does not
+// remove checkpoints from a folder while this process writes a save. Problems go to
+// Observer.Warned and Logger of the save.
 type Run struct {
 	address string
 	options RunOptions
@@ -84,7 +84,7 @@ type Run struct {
 	tender  run.Tender // after Save
 	line    run.Line
 	chain   run.Chain
-	kept    *delta.Cache // nil: nothing is remembered in this process
+	kept    *delta.Cache // nil: this process does not remember saved bytes
 	due     *run.Due     // nil: there is no RunOptions.Save
 	ctx     context.Context
 	stop    context.CancelCauseFunc
@@ -95,13 +95,14 @@ type Run struct {
 	loaded *run.Loaded // guarded by mu; the checkpoint that was loaded since the last save, or nil
 }
 
-// NewRun returns the run at an address, as for OpenStore. It need not exist. NewRun reads and
-// writes nothing. The error wraps ErrOptions if a policy makes no sense.
+// NewRun returns the run at an address, as for OpenStore. The run need not exist: NewRun does
+// not read or write it. The error wraps ErrOptions if a policy makes no sense.
 func NewRun(address string, opts *RunOptions) (*Run, error) {
 	var o RunOptions
 	if opts != nil {
 		o = *opts
 	}
+
 	err := errors.Join(o.Keep.Check(), o.KeepRemote.Check(), refuse(
 		option{"RunOptions.KeepRemote", o.Remote == "" && !o.KeepRemote.KeepsAll(), "has no effect without RunOptions.Remote"},
 		option{"RunOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
@@ -110,12 +111,14 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		option{"RunOptions.Remember", o.Remember && o.Remote != "", "has no effect with RunOptions.Remote"},
 		option{"the address", address == "", "of the run is empty"},
 	))
+
 	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}
 	if path, local, pathErr := file.LocalPath(address); pathErr != nil {
 		err = errors.Join(err, pathErr)
 	} else if local {
 		r.address = path
 	}
+
 	if !o.Save.KeepsAll() {
 		var dueErr error
 		r.due, dueErr = run.NewDue(o.Save)
@@ -124,12 +127,14 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 	if err != nil {
 		return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
 	}
+
 	if r.group == nil {
 		r.group = group.Solo()
 	}
 	if o.Remember {
 		r.kept = delta.NewCache(0)
 	}
+
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	return r, nil
 }
@@ -154,8 +159,9 @@ func (r *Run) settings() run.Settings {
 	return run.Settings{Remote: r.options.Remote, Keep: r.options.Keep, KeepRemote: r.options.KeepRemote}
 }
 
-// place returns the store of a new checkpoint, and what to do for the run after its save.
-// All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may change m.Name.
+// place returns the store of a new checkpoint, and its membership in the run, for the work after
+// the save. All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may
+// change m.Name.
 func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(_ context.Context, m *run.Member)) (blob.Store, *run.Member, error) {
 	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists}
 	r.mu.Lock()
@@ -204,21 +210,25 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	if opts != nil {
 		o = *opts
 	}
+
 	o.Group, o.ofRun = r.group, true
 	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	store, m, err := r.place(ctx, &o, func(ctx context.Context, m *run.Member) {
 		o.line = m.Begin(ctx, o.Step, time.Now().UTC(), o.warn)
 	})
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	r.refer(m, store, &o)
 	report, err := Save(ctx, store, state, &o)
 	if err != nil {
 		return nil, err
 	}
+
 	report.Folder = m.Name
 	if r.group.Rank() == 0 {
 		m.Committed(report.SaveID)
@@ -277,22 +287,26 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if opts != nil {
 		o = *opts
 	}
+
 	err := refuse(
 		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"},
 		option{"AsyncOptions.Remote", o.Remote != "", "is RunOptions.Remote in a Run"},
 		option{"AsyncOptions.LocalBytes", o.LocalBytes != 0, "is RunOptions.LocalBytes in a Run"},
 		option{"AsyncOptions.Stager", o.Stager != nil, "is RunOptions.Stager in a Run"},
 	)
+
 	if err == nil {
 		o.Stager, err = r.stagerOf()
 	}
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	store, m, err := r.place(ctx, &o.SaveOptions, nil) // the Runner calls Begin
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
+
 	o.Group, o.LocalBytes, o.member, o.ofRun = r.group, r.options.LocalBytes, m, true
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
@@ -302,6 +316,7 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 	if r.options.Remote != "" {
 		o.Remote = blob.JoinAddress(r.options.Remote, m.Name)
 	}
+
 	p, err := SaveAsync(ctx, store, state, &o)
 	if err != nil || p.over() && errors.Is(p.err, ErrSkipped) {
 		r.stillLoaded(m)
@@ -526,7 +541,7 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*PruneReport, erro
 	return report, r.wrap("prune", err)
 }
 
-// Sync uploads the checkpoints that the remote run lacks, and returns what it did with each.
+// Sync uploads the checkpoints that the remote run lacks, and returns the outcome for each.
 // Any process may call it; saves of a Run do so by themselves.
 func (r *Run) Sync(ctx context.Context) ([]transfer.Synced, error) {
 	opened, s, err := r.open(ctx)

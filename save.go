@@ -41,7 +41,7 @@ type SaveOptions struct {
 	// cannot be noted, the save succeeds, and Observer.Warned receives why.
 	Metrics map[string]float64
 
-	// Planner decides which rank writes what. Nil: a new plan.DefaultSave.
+	// Planner decides which rank writes which bytes. Nil: a new plan.DefaultSave.
 	Planner plan.SavePlanner
 	// Cache remembers the plan from one save to the next, so that a save with the
 	// same plan does not plan again. Nil: every save makes a new plan.
@@ -75,8 +75,8 @@ type SaveOptions struct {
 	// removes such files. Negative: Save removes no such files.
 	SweepAfter time.Duration
 	// Base lets the save refer to an earlier checkpoint of the same run instead of writing
-	// what has not changed. Only the native format can do that, and only cairn opens such a
-	// checkpoint. A Run sets Base by itself. Nil: the checkpoint stands alone.
+	// unchanged bytes again. Only the native format can do that, and only cairn opens such
+	// a checkpoint. A Run sets Base by itself. Nil: the checkpoint stands alone.
 	Base *storage.Base
 	// Writer stores the checkpoint instead of one that Format makes, for storage of
 	// your own. It cannot be combined with Format, FilesPerRank, BufferBytes,
@@ -86,7 +86,7 @@ type SaveOptions struct {
 	// Observer receives the progress of this rank. Nil: it is not reported.
 	Observer *Observer
 	// Logger receives a record for each phase of the save on this rank, with its bytes,
-	// seconds and rate, and one for the outcome. Nil: nothing is logged.
+	// seconds and rate, and one for the outcome. Nil: no log.
 	Logger *slog.Logger
 
 	line  *meta.Line // the place in the history of a Run
@@ -194,7 +194,7 @@ func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *pr
 	return r, err
 }
 
-// recorder returns what records the phases of a save.
+// recorder returns the recorder for the phases of a save.
 func (o *SaveOptions) recorder(ctx context.Context, job *protocol.RankSave) *protocol.Recorder {
 	rank := job.Rank
 	if !job.RankLocal {
@@ -263,6 +263,7 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 	if err != nil {
 		return nil, err
 	}
+
 	if o.Writer != nil {
 		const why = "has no effect if SaveOptions.Writer is set"
 		return o.Writer, refuse(
@@ -276,9 +277,11 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 			option{"SaveOptions.Metrics", len(o.Metrics) > 0 && store == nil, "needs a store"},
 		)
 	}
+
 	if store == nil {
 		return nil, errNoStore
 	}
+
 	return o.format().NewWriter(store, storage.WriteOptions{
 		FilesPerRank: o.FilesPerRank, BufferBytes: o.BufferBytes, FailIfExists: o.FailIfExists, Replaces: o.replaces(placeOf(store)), SweepAfter: o.SweepAfter,
 		Others: formats.CheckOthers, RankLocal: o.RankLocal != nil, Apart: remote != "",

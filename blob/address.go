@@ -86,7 +86,8 @@ func OpenFolder(ctx context.Context, address string) (Store, error) { return ope
 // modelName matches the name of a model on huggingface.co, with or without its owner.
 var modelName = regexp.MustCompile(`^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$`)
 
-// webAdvice returns how to get what an address of the web names. It is empty for other addresses.
+// webAdvice returns advice on how to download the folder or file at an address of the web. It is
+// empty for other addresses.
 func webAdvice(address string) string {
 	scheme := Scheme(address)
 	if scheme != "http" && scheme != "https" && scheme != "hf" {

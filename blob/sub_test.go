@@ -186,7 +186,7 @@ func TestSplitAddress(t *testing.T) {
 	}
 }
 
-// An address of the web says how to get what it names.
+// The error for an address of the web has advice on the download.
 func TestOpenAddressOfTheWeb(t *testing.T) {
 	const models = "'hf download org/name --local-dir name' makes it a folder here"
 	for address, want := range map[string]string{

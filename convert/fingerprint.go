@@ -197,9 +197,9 @@ const (
 	fileSamples = 32
 )
 
-// source adds what distinguishes the source from another source with files of the same names,
-// sizes and times: its path, the inodes of its files, and samples of the files that have no
-// checksum.
+// source adds the properties that distinguish the source from another source with files of
+// the same names, sizes and times: its path, the inodes of its files, and samples of the
+// files that have no checksum.
 func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 	if j.opts.Source == nil {
 		return nil

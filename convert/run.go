@@ -109,8 +109,8 @@ func (r *run) abandon(ctx context.Context) error {
 }
 
 // Check returns the error that Run would return if the target cannot hold everything. It
-// writes and removes no files. The summary describes what Run would write, without the
-// objects that Run would skip.
+// writes and removes no files. The summary counts the tensors and objects that Run would
+// write, without the objects that Run would skip.
 func Check(ctx context.Context, job *Job, t *Target) (*Summary, error) {
 	r := &run{job: job, target: t, refused: refusals{}}
 	r.save.Storage = job.storage(newIdentity(), t)

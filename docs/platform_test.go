@@ -53,7 +53,7 @@ func TestPlatformPageHasEveryMethod(t *testing.T) {
 	}
 }
 
-// What the page names is there: everything in Go that anyone may use, and tests.
+// The names on the page exist: exported names of Go packages, and tests.
 func TestPlatformPageNamesWhatIsThere(t *testing.T) {
 	known := knownNames(t)
 	for _, m := range identifier.FindAllStringSubmatch(prose(t, "platform.md"), -1) {
@@ -68,7 +68,7 @@ func TestPlatformPageNamesWhatIsThere(t *testing.T) {
 	}
 }
 
-// knownNames returns what each of the packages declares for others.
+// knownNames returns the exported names of each of the packages.
 func knownNames(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	known := map[string]map[string]bool{}
@@ -101,8 +101,8 @@ func functions(t *testing.T, file string) map[string]bool {
 	return out
 }
 
-// exported returns what the files of a package declare for others: "Name", and
-// "Type.Name" for methods and fields.
+// exported returns the exported names in the files of a package: "Name", and "Type.Name"
+// for methods and fields.
 func exported(t *testing.T, folder string) map[string]bool {
 	t.Helper()
 	files := must.Get(filepath.Glob(filepath.Join(folder, "*.go")))(t)
@@ -151,7 +151,7 @@ func declareSpec(out map[string]bool, s ast.Spec) {
 				if len(f.Names) == 0 {
 					out[s.Name.Name+"."+receiver(f.Type)] = true
 				}
-				return false // what a method's parameters are called
+				return false // leave out the names of a method's parameters
 			}
 			return true
 		})

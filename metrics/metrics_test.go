@@ -164,7 +164,7 @@ func TestSavesThatAreLeftOutAreNoFailures(t *testing.T) {
 	}
 }
 
-// What is not known yet is absent, and not zero.
+// Unknown metrics are absent, and not zero.
 func TestMetricsBeforeTheFirstSave(t *testing.T) {
 	j := newJob(t)
 	if err := j.save(fault.New(new(mem.Store), fault.CrashAt(1)), 8); err == nil {

@@ -88,7 +88,7 @@ func reportPeak(b *testing.B) {
 	}
 }
 
-// BenchmarkGlobalUnchanged measures a save whose plan is the same as the one before: the work of
+// BenchmarkGlobalUnchanged measures a save with the same plan as the one before: the work of
 // one rank for itself, and the work of rank 0 for all ranks.
 func BenchmarkGlobalUnchanged(b *testing.B) {
 	const ranks, tensors, last = 1024, 1000, 1023

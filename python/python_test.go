@@ -1,5 +1,5 @@
 // Package python runs the tests of the Python package, which need neither torch nor
-// numpy. It is a test only, and knows nothing of what the package does.
+// numpy. It is a test only, and does not depend on the package.
 package python
 
 import (
@@ -39,11 +39,11 @@ func TestPackage(t *testing.T) {
 		}
 	}
 	here := must.Get(os.Getwd())(t)
-	// What a test has listed is part of the key under which its result is cached.
+	// The files that a test has listed are part of the key under which its result is cached.
 	must.Do(t, filepath.WalkDir(".", func(_ string, _ fs.DirEntry, err error) error { return err }))
 	ctx := t.Context()
 
-	// A busy machine may need all the time of the package, less what it takes to report a hang.
+	// A busy machine may need all the time of the package, less the time for the report of a hang.
 	if deadline, ok := t.Deadline(); ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-time.Minute))

@@ -37,8 +37,8 @@ func (p *pruning) carryOut(ctx context.Context, place *Place, list *[]Pruned) er
 	return errors.Join(errs...)
 }
 
-// referringFirst returns what is to be removed, the oldest first, but each checkpoint after
-// the ones that refer to it: until these are removed, it stays.
+// referringFirst returns the checkpoints to remove, the oldest first, but each one after
+// the checkpoints that refer to it: until these are removed, it stays.
 func referringFirst(list []Pruned) []*Pruned {
 	var out []*Pruned
 	seen := map[string]bool{}
@@ -106,6 +106,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		}
 		defer end()
 	}
+
 	store, err := place.StoreOf(x.Name)
 	if c := p.copyOf(place, x.Name); err == nil && (len(x.bases) > 0 || c != nil && c.found != nil && c.found.stale) {
 		_ = formats.CleanSave(ctx, store, x.saveID) // files from before it was flattened, or of an attempt that was killed
@@ -118,6 +119,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 			return p.checkAgain(ctx, place, x)
 		}})
 	}
+
 	switch {
 	case err == nil, isGone(ctx, place, x.Name, err):
 		x.Outcome = Removed
@@ -131,6 +133,7 @@ func (p *pruning) remove(ctx context.Context, place *Place, x *Pruned) error {
 		x.Outcome, x.Problem = Failed, err.Error()
 		return err
 	}
+
 	if x.Outcome == Removed && p.opts.Removed != nil {
 		p.opts.Removed(x)
 	}
@@ -152,7 +155,7 @@ func isGone(ctx context.Context, place *Place, name string, err error) bool {
 	return isAny(place.look(ctx, name).err, storage.ErrNotFound, storage.ErrIncomplete)
 }
 
-// errNotUploaded reports a checkpoint whose remote copy has vanished.
+// errNotUploaded reports a checkpoint that has lost its remote copy.
 var errNotUploaded = errors.New("the remote copy is no longer complete")
 
 // checkNotes returns an error that wraps storage.ErrChanged if the notes of a checkpoint are not the
@@ -202,13 +205,14 @@ func (p *pruning) checkAgain(ctx context.Context, place *Place, x *Pruned) error
 	return nil
 }
 
-// wasComplete reports whether a checkpoint was complete when Prune began, so that what it
-// refers to is known.
+// wasComplete reports whether a checkpoint was complete when Prune began, so that its
+// references are known.
 func (p *pruning) wasComplete(place *Place, name string) bool {
 	return p.copyOf(place, name).IsComplete()
 }
 
-// finishRemovals completes the removals of processes that have died. What they leave is not complete.
+// finishRemovals completes the removals of dead processes. Such a process leaves an incomplete
+// checkpoint.
 func (p *pruning) finishRemovals(ctx context.Context, place *Place) error {
 	dirs, err := place.folders(ctx)
 	if err != nil {

@@ -64,6 +64,7 @@ func (c *checker) resume(store blob.Store, files []storage.Reference, warn func(
 	}
 	old := c.files
 	c.files = map[checkedKey]*checked{}
+
 	var todo []*checked
 	for _, f := range files {
 		key := checkedKey{f.Folder, f.Name}
@@ -80,14 +81,17 @@ func (c *checker) resume(store blob.Store, files []storage.Reference, warn func(
 			todo = append(todo, x)
 		}
 	}
+
 	for key, x := range old {
 		if x.damaged {
 			c.files[key] = x
 		}
 	}
+
 	if c.stop != nil {
 		c.stop()
 	}
+
 	ctx, cancel := context.WithCancel(context.Background())
 	before, idle := c.idle, make(chan struct{})
 	c.stop, c.idle = cancel, idle
@@ -139,14 +143,17 @@ func (x *checked) read(ctx context.Context) error {
 	if want.Size != x.Size {
 		return fmt.Errorf("%w: the record says %d bytes, and not %d", storage.ErrCorrupt, want.Size, x.Size)
 	}
+
 	if _, slow := blob.As[blob.GapReader](x.store); slow {
 		return x.compare(ctx, want.CRC32C)
 	}
+
 	r, err := blob.OpenKnown(ctx, x.store, blob.Info{Name: x.Name, Size: x.Size})
 	if err != nil {
 		return err
 	}
 	defer r.Close()
+
 	buf := make([]byte, min(checkPiece, x.Size))
 	for x.next < x.Size {
 		p := buf[:min(int64(len(buf)), x.Size-x.next)]
@@ -159,6 +166,7 @@ func (x *checked) read(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if x.crc != want.CRC32C {
 		return fmt.Errorf("%w: its checksum is %08x, the record says %08x", storage.ErrCorrupt, x.crc, want.CRC32C)
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Verdict is what a policy says about a checkpoint.
+// Verdict is the decision of a policy on a checkpoint.
 type Verdict struct {
 	Checkpoint Checkpoint `json:"checkpoint"`
 	Keep       bool       `json:"keep"`
@@ -36,11 +36,11 @@ const (
 const DefaultLeft = Left(48 * time.Hour)
 
 // Apply returns the verdicts of a policy about the checkpoints of one place, in the order of
-// all. It keeps what a rule keeps, and in any case the newest complete checkpoint, the ones to
-// which a kept one refers, and what is incomplete or under way. AtMost removes the oldest of
-// the ones that rules keep, until the complete ones have no more bytes; it does not remove the
-// newest, tagged ones that a rule keeps for their tags, and the ones to which a remaining one
-// refers.
+// all. It keeps the checkpoints that a rule keeps, and in any case the newest complete
+// checkpoint, the ones to which a kept one refers, and all that are incomplete or under way.
+// AtMost removes the oldest of the ones that rules keep, until the complete ones have no more
+// bytes; it does not remove the newest, tagged ones that a rule keeps for their tags, and the
+// ones to which a remaining one refers.
 //
 // Checkpoints on lines that were left (Checkpoint.Left) count as older than all others. Rules
 // for a number of checkpoints choose from them only if the current line has too few, and
@@ -51,7 +51,7 @@ const DefaultLeft = Left(48 * time.Hour)
 // stay if the current line is not known: the notes of a checkpoint cannot be read, and it may be
 // newer than the head.
 //
-// What Apply keeps, it also keeps if it is asked again about the kept ones at the same time.
+// Apply is stable: applied at the same time to the checkpoints that it kept, it keeps them all.
 func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 	d := &decision{policy: p, why: make([][]string, len(all)), all: all, byName: map[string]int{}}
 	for i := range all {
@@ -60,15 +60,18 @@ func Apply(p Policy, all []Checkpoint, now time.Time) []Verdict {
 			d.order = append(d.order, i)
 		}
 	}
+
 	commits := make([]savedStep, len(all))
 	for i := range all {
 		commits[i] = all[i].commit()
 	}
 	at := positions(commits)
 	slices.SortStableFunc(d.order, func(i, j int) int { return cmp.Or(leftFirst(&all[i], &all[j]), at[i].compare(at[j])) })
+
 	d.askRules(now)
 	above := d.shrink()
 	kept, referred := d.closure()
+
 	out := make([]Verdict, len(all))
 	for i := range all {
 		v := Verdict{Checkpoint: all[i], Keep: kept[i], Reasons: d.why[i]}
@@ -152,6 +155,7 @@ func (d *decision) askRules(now time.Time) {
 			d.why[d.order[k]] = append(d.why[d.order[k]], r.String())
 		}
 	}
+
 	mayRefer := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayRefer() })
 	mayLead := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayLead() })
 	for _, i := range d.order {
@@ -170,10 +174,12 @@ func (d *decision) askRules(now time.Time) {
 			}
 		}
 	}
+
 	if n := len(d.order); n > 0 {
 		newest := d.order[n-1]
 		d.why[newest] = append(d.why[newest], ReasonNewest)
 	}
+
 	for _, i := range d.order {
 		if why := d.policy.protect[d.all[i].Name]; why != "" && len(d.why[i]) == 0 {
 			d.why[i] = []string{why}

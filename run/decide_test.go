@@ -13,11 +13,11 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// recent is a time of the day before. Tests of what goes by the real clock save then: a run keeps what
-// was left within two days.
+// recent is a time of the day before. Tests that use the real clock save then: a run keeps
+// checkpoints that were left within two days.
 var recent = time.Now().UTC().Truncate(24 * time.Hour).Add(-24 * time.Hour)
 
-// day is a time for tests that say what time it is.
+// day is a time for tests that set the clock.
 var day = time.Date(2026, 11, 17, 0, 0, 0, 0, time.UTC)
 
 // at returns a complete checkpoint of a step, which was saved that many minutes after the
@@ -86,7 +86,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// What is incomplete stays, and does not count.
+// Incomplete checkpoints stay, and do not count.
 func TestApplyKeepsWhatIsIncomplete(t *testing.T) {
 	all := []Checkpoint{at(1, 0), at(2, 1), at(3, 2), at(4, 3)}
 	all[2].Local.State, all[3].Local.State = Incomplete, UnderWay

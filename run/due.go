@@ -102,7 +102,7 @@ func multiples(step, n int64) int64 {
 	return step/n + 1
 }
 
-// dueVerdict is what rank 0 says about a step.
+// dueVerdict is the answer of rank 0 for a step.
 type dueVerdict struct {
 	Step int64 `json:"step"`
 	Over bool  `json:"over"` // the time has passed

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// noGroup is a group to which nothing may be sent.
+// noGroup is a group that must not get a message.
 type noGroup struct{ group.Group }
 
 // testdata/due.json has the cases of this test and of tests in Python: python/tests/test_run.py and with_torch.

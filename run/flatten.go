@@ -55,6 +55,7 @@ func hold(all []Verdict, sure func(*Verdict) bool, flat int) (h holdings) {
 	for i := range all {
 		byName[all[i].Checkpoint.Name] = i
 	}
+
 	seen := make([]bool, len(all))
 	var visit func(i int)
 	visit = func(i int) {
@@ -74,12 +75,14 @@ func hold(all []Verdict, sure func(*Verdict) bool, flat int) (h holdings) {
 			}
 		}
 	}
+
 	for i := range all {
 		if sure(&all[i]) {
 			visit(i)
 			h.whole = addBytes(h.whole, all[i].Checkpoint.whole())
 		}
 	}
+
 	for i := range all {
 		if seen[i] && !sure(&all[i]) {
 			h.referred++

@@ -135,8 +135,8 @@ type choice struct {
 	damaged  []Damaged
 }
 
-// add adds what was found in a folder. It returns an error that is not about the contents of
-// the folder.
+// add adds the result of a look at a folder. It returns an error that is not about the
+// contents of the folder.
 func (c *choice) add(f *found) error {
 	switch err := f.err; {
 	case err == nil:
@@ -198,7 +198,7 @@ func isUnreadable(err error) bool {
 	return isAny(err, storage.ErrCorrupt, storage.ErrVersion, ErrPolicy)
 }
 
-// Bounds are limits for what Newest returns. The zero value has no limits.
+// Bounds limit the checkpoints that Newest returns. The zero value has no limits.
 type Bounds struct {
 	// After and Before bound the step: it is above After and below Before. Nil: no bound.
 	After, Before *int64
@@ -336,7 +336,7 @@ func noneOf(problems []error, folders int) error {
 	return fmt.Errorf("%w (folders searched: %d)", storage.ErrNotFound, folders)
 }
 
-// Nearest returns the first of the stores at whose root the checkpoint is complete, as for
+// Nearest returns the first of the stores with a complete checkpoint at the root, as for
 // Latest, unless a later one holds a newer save: one with a later commit or, if a save does not
 // record it, with a higher step, or with the same step and a later time. A nil store is passed
 // over, and its error is in errs. If there is no complete checkpoint, at is the number of the

@@ -78,7 +78,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// model is a run and what is expected of it.
+// model is a run and the expected state of it.
 type model struct {
 	t       *testing.T
 	dir     string
@@ -91,7 +91,7 @@ type model struct {
 	clock   time.Time
 }
 
-// newModel returns an empty run whose job begins at a time.
+// newModel returns an empty run. Its job begins at a time.
 func newModel(t *testing.T, at time.Time) *model {
 	return &model{t: t, dir: filepath.Join(t.TempDir(), "run"), line: new(Line), parents: map[string]string{}, clock: at}
 }
@@ -102,7 +102,7 @@ func (m *model) save(step int64, policy string) {
 	must.Get(m.commit(step, policy).Tend(m.t.Context(), nil))(m.t)
 }
 
-// commit is save without what comes after it.
+// commit is save without the work after it.
 func (m *model) commit(step int64, policy string) *Member {
 	m.t.Helper()
 	member := &Member{Address: m.dir, Name: FolderName(step), Line: m.line, Settings: Settings{Keep: keep(m.t, policy)}}
@@ -138,7 +138,7 @@ func (m *model) jump(r *rand.Rand) {
 
 // Two jobs that go back to any checkpoint, and a user who rewinds the run, in any order, with clocks
 // that jump: the last save is the newest, it and its parent stay, its ancestors are on its line,
-// and the others were left. A policy keeps what does not depend on clocks.
+// and the others were left. Rules that do not depend on clocks keep their checkpoints.
 //
 // SOAK is how long it runs, such as 5m, and SEED repeats it.
 func TestLinesProperty(t *testing.T) {
@@ -305,7 +305,7 @@ func (m *model) checkParent(seed uint64, before string, was []Checkpoint) {
 	}
 }
 
-// What comes after a save may come so late that later saves are complete. It keeps the newest of them
+// The work after a save may come so late that later saves are complete. It keeps the newest of them
 // and its parent, as the later save would.
 func TestTendBehindLaterSaves(t *testing.T) {
 	m := newModel(t, time.Now().UTC())

@@ -8,8 +8,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Log describes a run and its checkpoints. Its JSON is what 'cairn log --json' prints, and
-// holds no secrets.
+// Log describes a run and its checkpoints. Its JSON is the output of 'cairn log --json',
+// and holds no secrets.
 type Log struct {
 	// Path and Remote are the addresses of the run. Remote is empty if there is only one.
 	Path   string `json:"path"`
@@ -22,7 +22,7 @@ type Log struct {
 	// Bytes and RemoteBytes are the bytes of all copies in each place.
 	Bytes       int64 `json:"bytes"`
 	RemoteBytes int64 `json:"remote_bytes"`
-	// Removable and RemovableBytes are what Prune would remove.
+	// Removable and RemovableBytes count the copies that Prune would remove.
 	Removable      int      `json:"removable"`
 	RemovableBytes int64    `json:"removable_bytes"`
 	Warnings       []string `json:"warnings"`
@@ -31,24 +31,24 @@ type Log struct {
 // Logged is a checkpoint in a Log.
 type Logged struct {
 	Checkpoint
-	// Copies is what Checkpoint.Copies returns.
+	// Copies is the result of Checkpoint.Copies.
 	Copies string `json:"copies"`
 	// NotUploaded is set if the remote place lacks the checkpoint; see Run.Lacking.
 	NotUploaded bool `json:"not_uploaded"`
-	// Verdict and RemoteVerdict are what Prune would do with the copies. Nil: there is no
-	// such copy, or no policy.
+	// Verdict and RemoteVerdict are the outcomes of Prune for the copies. Nil: there is
+	// no such copy, or no policy.
 	Verdict       *LoggedVerdict `json:"verdict,omitempty"`
 	RemoteVerdict *LoggedVerdict `json:"remote_verdict,omitempty"`
 }
 
-// LoggedVerdict is what Prune would do with a copy, and why.
+// LoggedVerdict is the outcome of Prune for a copy, and the reasons.
 type LoggedVerdict struct {
 	Outcome Outcome  `json:"outcome"`
 	Reasons []string `json:"reasons"`
 }
 
-// Log describes the checkpoints that Checkpoints has returned, and what Prune would do with
-// them under the settings. keepTagged is PruneOptions.KeepTagged.
+// Log describes the checkpoints that Checkpoints has returned, and the outcomes of Prune
+// for them under the settings. keepTagged is PruneOptions.KeepTagged.
 func (r *Run) Log(all []Checkpoint, s Settings, keepTagged bool) (*Log, error) {
 	l := &Log{
 		Path: r.String(), Remote: blob.Redact(s.Remote), Keep: s.Keep.String(), KeepRemote: s.KeepRemote.String(),

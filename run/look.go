@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// found is what was found in a folder.
+// found is the result of a look at a folder.
 type found struct {
 	folder *folder
 	err    error // why it is not complete
@@ -69,7 +69,7 @@ func (f *found) commit() savedStep {
 	return c
 }
 
-// describe returns what is in a folder of a run, or nil if that is not a checkpoint.
+// describe looks at a folder of a run. It returns nil if the folder is not a checkpoint.
 func describe(ctx context.Context, dir *folder) (*found, error) {
 	f := look(ctx, dir, true)
 	if f.err == nil {
@@ -150,9 +150,10 @@ const lostAndFound = "lost+found"
 // lookOnce opens the checkpoint in a folder and finds out which of its files are missing.
 func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	f := &found{folder: dir}
-	if dir.name != "" { // the name of a run says nothing about steps
+	if dir.name != "" { // the name of a run has no step
 		f.step = numberOf(dir.name)
 	}
+
 	c, at, err := dir.open(ctx)
 	if err != nil {
 		f.err = fmt.Errorf("open %s: %w", dir.store, err)
@@ -163,15 +164,18 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 		return f
 	}
 	defer c.Close()
+
 	if whole && at.String() != dir.store.String() {
 		f.err = fmt.Errorf("%w: %s is a run of its own", storage.ErrNotFound, dir.shown())
 		return f
 	}
+
 	s := c.Storage()
 	f.saveID, f.time, f.bases, f.line = s.SaveID, s.Time, s.Bases, s.Line
 	if s.Step != nil {
 		f.step = s.Step
 	}
+
 	if !whole {
 		if f.missing, err = storage.MissingFiles(ctx, at, c.Files()); err != nil {
 			f.err = fmt.Errorf("read %s: %w", at, err)
@@ -188,6 +192,7 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 			f.whole, f.bytes = bytesOf(c.Files()), s.StoredBytes
 		}
 	}
+
 	if f.line == nil {
 		f.line = f.notes.Line
 	}
@@ -205,7 +210,7 @@ func bytesOf(files []storage.File) (n int64) {
 	return n
 }
 
-// open opens the checkpoint in the folder, and returns the store whose root holds it.
+// open opens the checkpoint in the folder, and returns the store that has it at its root.
 func (f *folder) open(ctx context.Context) (storage.Checkpoint, blob.Store, error) {
 	if f.format == nil {
 		return formats.OpenLocated(ctx, f.store, f.options)

@@ -16,8 +16,8 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// Member is a checkpoint that a process saves to a run, and what the process does for the
-// run afterwards.
+// Member is a checkpoint that a process saves to a run, with the settings for the work on
+// the run after the save.
 type Member struct {
 	// Address is the address of the run.
 	Address string
@@ -28,7 +28,7 @@ type Member struct {
 	Name string
 	// Refer means that a Chain chooses the base of the save.
 	Refer bool
-	// Remember means that the process keeps what it saves in memory, for the next save.
+	// Remember means that the process keeps the saved bytes in memory, for the next save.
 	Remember bool
 	// Exclusive means that the save fails if its folder has a checkpoint.
 	Exclusive bool
@@ -58,7 +58,7 @@ type TendOptions struct {
 	Skip func(name string) bool
 }
 
-// Tended is what Member.Tend did.
+// Tended describes the work of Member.Tend.
 type Tended struct {
 	// Uploaded are the checkpoints that the remote place lacked.
 	Uploaded []transfer.Synced
@@ -66,11 +66,12 @@ type Tended struct {
 	Pruned *Report
 }
 
-// Attrs describe what was done, for a log. They are empty if nothing was.
+// Attrs describe this work, for a log. They are empty if there was none.
 func (t *Tended) Attrs() []slog.Attr {
 	if t == nil {
 		return nil
 	}
+
 	var out []slog.Attr
 	var uploaded, replaced []string
 	for _, s := range t.Uploaded {
@@ -81,6 +82,7 @@ func (t *Tended) Attrs() []slog.Attr {
 			replaced = append(replaced, s.Folder+" (save "+s.Replaces.SaveID+")")
 		}
 	}
+
 	if len(uploaded) > 0 {
 		out = append(out, slog.Any("uploaded", uploaded))
 	}
@@ -90,9 +92,11 @@ func (t *Tended) Attrs() []slog.Attr {
 	if len(replaced) > 0 {
 		out = append(out, slog.Any("replaced_remote", replaced))
 	}
+
 	if t.Pruned == nil || t.Pruned.Count == 0 {
 		return out
 	}
+
 	for _, place := range []struct {
 		key  string
 		list []Pruned
@@ -115,26 +119,29 @@ func removedOf(list []Pruned) []string {
 	return out
 }
 
-// Tend keeps the run in order after a save: it writes the settings, uploads what the remote
-// place lacks, such as checkpoints whose upload was interrupted, and removes what the
-// policies do not keep. It removes nothing from a folder while this process writes a save; see
-// Saving. The caller makes sure that one process of a job calls it.
+// Tend keeps the run in order after a save: it writes the settings, uploads checkpoints that
+// the remote place lacks, such as those of an interrupted upload, and removes checkpoints that
+// the policies do not keep. It does not remove checkpoints from a folder while this process
+// writes a save; see Saving. The caller makes sure that one process of a job calls it.
 //
-// If the remote place does not answer, Tend removes nothing: it cannot find out what is
-// uploaded.
+// If the remote place does not answer, Tend does not remove any checkpoint: it cannot
+// find out which ones are uploaded.
 func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	var o TendOptions
 	if opts != nil {
 		o = *opts
 	}
+
 	r, err := Open(ctx, m.Address, m.Settings.Remote)
 	if err != nil {
 		return nil, err
 	}
+
 	out := &Tended{}
 	if m.Settings.isZero() {
 		return out, nil
 	}
+
 	if err := r.Claim(ctx, m.Settings); err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
@@ -142,6 +149,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	if err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
+
 	var errs []error
 	if r.Remote != nil {
 		out.Uploaded, err = r.sync(ctx, all, &SyncOptions{KeepRemote: m.Settings.KeepRemote, Skip: o.Skip})
@@ -152,10 +160,12 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 			}
 		}
 	}
+
 	if !m.Settings.Keep.KeepsAll() || !m.Settings.KeepRemote.KeepsAll() {
 		out.Pruned, err = r.prune(ctx, all, &PruneOptions{Keep: m.Settings.Keep, KeepRemote: m.Settings.KeepRemote, Turn: Turn, protect: m.protected(all)})
 		errs = append(errs, err)
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return out, fmt.Errorf("run %s: %w", r, err)
 	}
@@ -226,8 +236,8 @@ func NoteSave(ctx context.Context, store blob.Store, saveID, format string, metr
 	})
 }
 
-// TendWait is how long a process that ends waits for a Tender. What is interrupted, the next
-// save or 'cairn sync' and 'cairn prune' complete.
+// TendWait is how long a process that ends waits for a Tender. The next save, or 'cairn
+// sync' and 'cairn prune', complete interrupted work.
 const TendWait = 2 * time.Minute
 
 // Tender tends runs in the background, one at a time. If several saves are over meanwhile, it
@@ -235,10 +245,10 @@ const TendWait = 2 * time.Minute
 type Tender struct {
 	mu   sync.Mutex
 	next func()        // guarded by mu; tends the run of the newest save; nil: there is none
-	idle chan struct{} // guarded by mu; closed when nothing is under way; nil: nothing was
+	idle chan struct{} // guarded by mu; closed when no Tend is under way; nil: there was none
 }
 
-// Tend calls Member.Tend in the background. done receives what it returns, unless a later
+// Tend calls Member.Tend in the background. done receives its results, unless a later
 // call replaces this one before it begins.
 func (t *Tender) Tend(ctx context.Context, m *Member, opts *TendOptions, done func(*Tended, error)) {
 	t.mu.Lock()
@@ -271,7 +281,7 @@ func (t *Tender) busy() bool {
 	}
 }
 
-// work tends runs until there is nothing more to do.
+// work tends runs until no call is left.
 func (t *Tender) work(idle chan struct{}) {
 	for {
 		t.mu.Lock()

@@ -74,7 +74,7 @@ func TestTendKeepsSettings(t *testing.T) {
 	}
 }
 
-// If the remote place does not answer, nothing is removed.
+// If the remote place does not answer, all checkpoints stay.
 func TestTendWithoutRemote(t *testing.T) {
 	local := t.TempDir()
 	for step := range int64(3) {

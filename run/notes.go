@@ -19,8 +19,7 @@ import (
 // is not a file of the checkpoint: formats ignore it, and copies take it along.
 const NotesFile = storage.NotesFile
 
-// Notes are what is known about a checkpoint beside its contents, and may change after its
-// save.
+// Notes describe a checkpoint beside its contents, and may change after its save.
 type Notes struct {
 	// Tags are words by which the checkpoint is found and kept, in order and each once.
 	Tags []string
@@ -31,7 +30,7 @@ type Notes struct {
 	Line *meta.Line
 }
 
-// isEmpty reports whether nothing is noted.
+// isEmpty reports whether there are no notes.
 func (n *Notes) isEmpty() bool { return len(n.Tags) == 0 && len(n.Metrics) == 0 && n.Line == nil }
 
 // equal reports whether both notes say the same.
@@ -219,9 +218,9 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	return n, d.SaveID, nil
 }
 
-// ReadNotes returns the notes of the checkpoint at the root of store, whose save has this id;
-// it is empty if the format does not record it. They are empty if there are no notes, or only
-// notes of another save. The error wraps storage.ErrCorrupt if the file is damaged.
+// ReadNotes returns the notes of the checkpoint at the root of store. saveID is the id of its
+// save; it is empty if the format does not record it. The notes are empty if there are none,
+// or only notes of another save. The error wraps storage.ErrCorrupt if the file is damaged.
 func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, error) {
 	data, _, err := readDocument(ctx, store, NotesFile)
 	if err != nil || data == nil {
@@ -240,14 +239,14 @@ func ReadNotes(ctx context.Context, store blob.Store, saveID string) (Notes, err
 // withoutNotes is the advice about notes that cannot be read.
 const withoutNotes = "remove the file to do without its tags and metrics"
 
-// isOf reports whether notes of a save belong to a checkpoint whose save has the id saveID,
-// which is empty if its format does not record it.
+// isOf reports whether notes belong to a checkpoint. of is the save of the notes, and
+// saveID the save of the checkpoint, empty if its format does not record it.
 func isOf(of, saveID string) bool { return saveID == "" || of == saveID }
 
-// ChangeNotes changes the notes of the checkpoint at the root of store, whose save has this
-// id. change receives the notes that are there, and may be called several times: if another
-// process changes the notes meanwhile, ChangeNotes begins again, and loses nothing. Notes of
-// another save are replaced. Notes that cannot be read are an error: they may have tags.
+// ChangeNotes changes the notes of the checkpoint at the root of store. saveID is the id of
+// its save. change receives the current notes, and may be called several times: if another
+// process changes the notes meanwhile, ChangeNotes begins again, and keeps that change.
+// Notes of another save are replaced. Notes that cannot be read are an error: they may have tags.
 func ChangeNotes(ctx context.Context, store blob.Store, saveID string, change func(*Notes) error) error {
 	return changeNotes(ctx, store, saveID, false, change)
 }

@@ -29,8 +29,9 @@ func (p *Place) partsAt(ctx context.Context) map[string]bool {
 	return out
 }
 
-// dropParts sets what was found in the folders of places that are parts of a checkpoint to
-// nil. It looks only if a folder has a format of which files alone can be a checkpoint.
+// dropParts forgets folders that are parts of another checkpoint, such as the rank folders
+// of torch_checkpointing: it sets their results to nil. It looks only if a folder has a
+// format in which a file alone can be a checkpoint.
 func dropParts(ctx context.Context, places []*Place, dirs []folder, each []*found) {
 	alone := func(f *found) bool { return f != nil && (f.format == formats.Torch || f.format == formats.HF) }
 	for _, p := range places {

@@ -47,7 +47,7 @@ func openPlace(ctx context.Context, address string, remote bool) (*Place, error)
 // Address returns the address of the place: a path, or a URL with its query.
 func (p *Place) Address() string { return p.address }
 
-// String returns the address for messages: without what may be a secret.
+// String returns the address for messages: without the parts that may be secrets.
 func (p *Place) String() string { return blob.Redact(p.address) }
 
 // IsFolder reports whether the place is in the file system.
@@ -110,7 +110,7 @@ func (p *Place) folders(ctx context.Context) ([]folder, error) {
 			return nil, err
 		}
 		// A link such as latest to a folder of the run is no checkpoint of its own: the policy
-		// would remove it as a second one, and with it what it names.
+		// would remove it as a second checkpoint, and with it the folder that it names.
 		if _, own, err := blob.Parent(store); err == nil && own != name {
 			continue
 		}
@@ -119,8 +119,8 @@ func (p *Place) folders(ctx context.Context) ([]folder, error) {
 	return out, nil
 }
 
-// isLink reports whether the folder of a checkpoint is a link to another place, whose
-// checkpoint may belong to another run.
+// isLink reports whether the folder of a checkpoint is a link to another place. The
+// checkpoint there may belong to another run.
 func (p *Place) isLink(name string) bool {
 	if !p.local {
 		return false

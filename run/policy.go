@@ -15,8 +15,8 @@ import (
 )
 
 // Policy says which checkpoints of a run are kept. A checkpoint is kept if at least one rule
-// keeps it; a policy without rules keeps all of them. Apply describes what is kept in any
-// case. ParsePolicy returns the policy of a text, and String is its inverse.
+// keeps it; a policy without rules keeps all of them. Apply describes the checkpoints that
+// are kept in any case. ParsePolicy returns the policy of a text, and String is its inverse.
 type Policy struct {
 	Rules []Rule
 	// AtMost bounds the bytes of the checkpoints that the rules keep: the oldest ones are
@@ -32,7 +32,7 @@ type Policy struct {
 // returns its text.
 type Rule interface {
 	String() string
-	// check returns what is wrong with the rule.
+	// check returns an error if the rule makes no sense.
 	check() error
 	// keeps returns the checkpoints that the rule keeps, by their numbers in all, which
 	// are complete and in order, the oldest first.
@@ -50,7 +50,7 @@ type (
 	Every time.Duration
 	// Best keeps the checkpoints with the lowest or highest values of a metric: "best 2 by
 	// loss", "best 2 by highest accuracy". Of equal ones, it keeps the newer. A checkpoint
-	// whose metric is not a number is never among them.
+	// with the metric NaN is never among them.
 	Best struct {
 		N       int
 		By      string

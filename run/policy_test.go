@@ -119,7 +119,7 @@ func TestPolicyCheck(t *testing.T) {
 	}
 }
 
-// What ParsePolicy accepts has a text of which it makes the same policy.
+// A policy that ParsePolicy accepts has a text that ParsePolicy turns into the same policy.
 func FuzzParsePolicy(f *testing.F) {
 	for _, text := range []string{
 		"", "all", "last 3, every 5000 steps, best 2 by loss", "every 6 hours, every day", "best 2 by highest accuracy, best 1 by lowest lowest",

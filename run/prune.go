@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// PruneOptions say what Prune keeps. Nil keeps everything.
+// PruneOptions say which checkpoints Prune keeps. Nil keeps all.
 type PruneOptions struct {
 	// Keep is the policy of the local place, and KeepRemote of the remote one.
 	Keep, KeepRemote Policy
-	// DryRun removes nothing.
+	// DryRun only reports the outcomes.
 	DryRun bool
 	// KeepTagged keeps every checkpoint with a tag, whatever the policies say.
 	KeepTagged bool
@@ -32,7 +32,7 @@ type PruneOptions struct {
 	protect map[string]string // checkpoints that stay without a rule, and the reasons; a ceiling may remove a parent
 }
 
-// Outcome is what Prune did with a copy of a checkpoint.
+// Outcome is the outcome of Prune for a copy of a checkpoint.
 type Outcome string
 
 // The outcomes of Prune.
@@ -45,13 +45,13 @@ const (
 	Failed      Outcome = "failed"       // Pruned.Problem says why
 )
 
-// Pruned is what Prune did with a copy of a checkpoint.
+// Pruned describes a copy of a checkpoint and the outcome of Prune for it.
 type Pruned struct {
 	Name  string `json:"name"`
 	Step  *int64 `json:"step"`
 	Path  string `json:"path"`
 	Bytes int64  `json:"bytes"`
-	// Outcome says what became of it, Reasons why the policy keeps it or not.
+	// Outcome tells whether it was removed, Reasons why the policy keeps it or not.
 	Outcome Outcome  `json:"outcome"`
 	Reasons []string `json:"reasons"`
 	// Problem says why a checkpoint stays that the policy does not keep.
@@ -62,7 +62,7 @@ type Pruned struct {
 	counted bool // in the report
 }
 
-// Report is what Prune did.
+// Report has the outcomes of Prune.
 type Report struct {
 	// Local and Remote are the copies in both places, the oldest first.
 	Local  []Pruned `json:"local"`
@@ -79,11 +79,11 @@ type Report struct {
 }
 
 // Prune removes the checkpoints of the run that its policies do not keep: from the local
-// place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that
-// is not uploaded yet stays if the run has a remote place whose policy would keep it, unless
-// Force is set. If Prune must not remove checkpoints from the remote place, it removes none at
-// all, and the error wraps ErrOtherRun or ErrUnconfirmed; see Run.Stored. Prune also completes
-// removals of processes that have died.
+// place by Keep, and from the remote one by KeepRemote; see Apply. A local checkpoint that is
+// not uploaded yet stays if the policy of the remote place would keep it, unless Force is set.
+// If Prune must not remove checkpoints from the remote place, it removes none at all, and the
+// error wraps ErrOtherRun or ErrUnconfirmed; see Run.Stored. Prune also completes removals of
+// processes that have died.
 //
 // Prune makes checkpoints that the policy keeps stand alone, one after the other, if more than
 // MaxReferred checkpoints stay only because others refer to them, if the checkpoints that stay
@@ -121,8 +121,8 @@ func (r *Run) Prune(ctx context.Context, opts *PruneOptions) (*Report, error) {
 	return rep, err
 }
 
-// Plan returns what Prune would do, for checkpoints that Checkpoints has returned. It reads and
-// removes nothing.
+// Plan returns the report that Prune would return, for checkpoints that Checkpoints has
+// returned. It neither reads nor removes files.
 func (r *Run) Plan(all []Checkpoint, opts *PruneOptions) (*Report, error) {
 	o := PruneOptions{}
 	if opts != nil {
@@ -143,6 +143,7 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	if err := checkMetrics(all, o.Keep, o.KeepRemote); err != nil {
 		return nil, err
 	}
+
 	for _, policy := range []*Policy{&o.Keep, &o.KeepRemote} {
 		policy.keepTagged, policy.protect = o.KeepTagged, o.protect
 	}
@@ -150,11 +151,13 @@ func (r *Run) prune(ctx context.Context, all []Checkpoint, o *PruneOptions) (*Re
 	for _, v := range r.wanted(all, o.KeepRemote, o.Now) {
 		p.wanted[v.Checkpoint.Name] = v.Keep
 	}
+
 	if !o.DryRun && r.Remote != nil && !o.KeepRemote.KeepsAll() {
 		if err := r.mayRemove(ctx, o.Confirmed); err != nil {
 			return nil, fmt.Errorf("nothing was removed: %w", err)
 		}
 	}
+
 	var errs []error
 	for _, place := range r.places() {
 		list, policy := &p.rep.Local, o.Keep

@@ -25,7 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// outcomes returns what Prune did, in short.
+// outcomes returns the outcomes of Prune, in short.
 func outcomes(all []Pruned) string {
 	var out []string
 	for _, x := range all {
@@ -145,7 +145,8 @@ func TestPruneLooksAtRemoteCopies(t *testing.T) {
 	}
 }
 
-// Sync uploads what the remote place lacks and wants, and Prune can then remove it.
+// Sync uploads checkpoints that the remote place lacks and its policy keeps, and
+// Prune can then remove them.
 func TestSyncThenPrune(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	for step := range int64(4) {
@@ -203,7 +204,7 @@ func TestPruneLeavesWhatIsInUse(t *testing.T) {
 	}
 }
 
-// A checkpoint to which a new one refers, and a local one whose remote copy has vanished,
+// A checkpoint to which a new one refers, and a local one that has lost its remote copy,
 // stay, even if Prune finds out only right before it removes them.
 func TestPruneLooksAgain(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
@@ -281,7 +282,7 @@ func TestPruneTakesTurns(t *testing.T) {
 	}
 }
 
-// Two pruners at the same time remove what one would, and both succeed.
+// Two pruners at the same time remove the same checkpoints as one, and both succeed.
 func TestTwoPruners(t *testing.T) {
 	stores := map[string]func(t *testing.T) blob.Store{
 		"folder": func(t *testing.T) blob.Store {
@@ -312,7 +313,8 @@ func TestTwoPruners(t *testing.T) {
 				}
 				wg.Wait()
 				r := &Run{Local: &Place{Store: s, address: "test"}}
-				must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 2")}))(t) // what both left to the other
+				// This removes checkpoints that each pruner left to the other.
+				must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 2")}))(t)
 				if got := list(t, r); !slices.Equal(got, []string{FolderName(4) + " local", FolderName(5) + " local"}) {
 					t.Errorf("there are %q", got)
 				}

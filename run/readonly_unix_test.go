@@ -22,7 +22,7 @@ func readOnly(t *testing.T, dirs ...string) {
 	}
 }
 
-// A run that cannot be written to is listed and uploaded. Prune fails, and removes nothing.
+// A run that cannot be written to is listed and uploaded. Prune fails, and all checkpoints stay.
 func TestReadOnlyRun(t *testing.T) {
 	must.AnyUser(t)
 	local, remote := t.TempDir(), t.TempDir()

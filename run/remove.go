@@ -33,7 +33,7 @@ type RemoveOptions struct {
 	Force bool
 	// TaggedToo also removes checkpoints with tags, and ones with notes that cannot be read.
 	TaggedToo bool
-	// DryRun removes nothing.
+	// DryRun only reports the outcomes.
 	DryRun bool
 	// Removed, if not nil, is called after each removal.
 	Removed func(p *Pruned)
@@ -42,21 +42,24 @@ type RemoveOptions struct {
 // Remove removes single checkpoints from the local place, by the names of their folders. It
 // does not look at the remote place. Each removal is one atomic step: see formats.Remove.
 //
-// If Remove refuses one of them, it removes nothing: the error wraps ErrNewest, ErrTagged, ErrReferred
-// unless the checkpoints that refer to it are removed too, or what storage returns for a
-// checkpoint that is not there or not complete. If a checkpoint gets a tag meanwhile, or if a living
-// process reads it or saves there, Remove goes on with the others, and the error wraps ErrTagged,
-// storage.ErrInUse or storage.ErrUnderWay. The result describes the checkpoints of names in their order.
+// If Remove refuses one of them, it removes none. The error wraps ErrNewest, ErrTagged, or
+// ErrReferred unless the checkpoints that refer to it are removed too, or it is the error of
+// package storage for a checkpoint that is not there or not complete. If a checkpoint gets a tag
+// meanwhile, or if a living process reads it or saves there, Remove goes on with the others, and
+// the error wraps ErrTagged, storage.ErrInUse or storage.ErrUnderWay. The result describes the
+// checkpoints of names in their order.
 func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) ([]Pruned, error) {
 	var o RemoveOptions
 	if opts != nil {
 		o = *opts
 	}
+
 	only := &Run{Local: r.Local}
 	all, err := only.Checkpoints(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	p := &pruning{run: only, opts: &PruneOptions{Force: true, KeepTagged: !o.TaggedToo, Removed: o.Removed}, all: all, rep: &Report{}, describe: describe}
 	out := make([]Pruned, len(names))
 	var errs []error
@@ -65,15 +68,18 @@ func (r *Run) Remove(ctx context.Context, names []string, opts *RemoveOptions) (
 			errs = append(errs, named(&out[i], err))
 		}
 	}
+
 	if len(errs) > 0 || o.DryRun {
 		return out, errors.Join(errs...)
 	}
+
 	// A checkpoint is removed before the ones that it refers to.
 	order := make([]int, len(out))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return p.position(out[j].Name) - p.position(out[i].Name) })
+
 	for _, i := range order {
 		if err := p.removeOne(ctx, &out[i]); err != nil {
 			errs = append(errs, named(&out[i], err))
@@ -105,7 +111,7 @@ func (p *pruning) choose(ctx context.Context, name string, names []string, force
 	i := p.position(name)
 	if i < 0 {
 		err := p.run.Local.look(ctx, name).err
-		if err == nil { // such as a folder whose newest checkpoint another file names
+		if err == nil { // such as a folder with a file that names its newest checkpoint
 			err = storage.ErrNotFound
 		}
 		x.Problem = err.Error()

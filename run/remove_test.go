@@ -56,7 +56,7 @@ func TestRemoveRefuses(t *testing.T) {
 	if got := list(t, r); len(got) != 4 {
 		t.Errorf("there are %q; want all four", got)
 	}
-	// By force, what is damaged and the newest one go.
+	// Force removes damaged checkpoints and the newest one.
 	removed := must.Get(r.Remove(t.Context(), []string{FolderName(2), FolderName(3), FolderName(0)}, &RemoveOptions{Force: true}))(t)
 	if got := outcomes(removed); got != "2 removed, 3 removed, 0 removed" {
 		t.Errorf("Remove by force: %s", got)

@@ -1,8 +1,8 @@
 // Package run looks after a run: the checkpoints of one training, in folders below one folder
 // or address, and perhaps a second time in another store. It lists them, notes tags and
-// metrics, decides by a policy which ones are kept, removes the others, and uploads what the
-// second store lacks. It does not depend on how states are saved. The contract is at Apply
-// and Prune; docs/runs.md describes how to use it.
+// metrics, decides by a policy which ones are kept, removes the others, and uploads the ones
+// that the second store lacks. It does not depend on how states are saved. The contract is at
+// Apply and Prune; docs/runs.md describes how to use it.
 package run
 
 import (
@@ -34,7 +34,7 @@ type Run struct {
 	seen map[string]*found // complete checkpoints by their addresses, for Newest; guarded by mu
 }
 
-// Open returns the run at an address: a path, or a URL whose scheme is registered. The
+// Open returns the run at an address: a path, or a URL with a registered scheme. The
 // folder need not exist. remote is the address of the same run in another store; empty:
 // there is none.
 func Open(ctx context.Context, address, remote string) (*Run, error) {
@@ -131,7 +131,7 @@ type Checkpoint struct {
 	// Metrics and Tags are from the notes of the checkpoint; see Notes.
 	Metrics Metrics  `json:"metrics,omitempty"`
 	Tags    []string `json:"tags,omitempty"`
-	// Bases are the names of the checkpoints of the run to whose bytes it refers.
+	// Bases are the names of the checkpoints of the run that have bytes of this one.
 	Bases []string `json:"bases,omitempty"`
 	// Local and Remote are the copies. Nil: there is no copy in that place.
 	Local  *Copy `json:"local,omitempty"`
@@ -147,8 +147,8 @@ type Checkpoint struct {
 	Head      bool      `json:"head,omitempty"`
 	Left      bool      `json:"left,omitempty"`
 	LeftSince time.Time `json:"left_since,omitzero"`
-	// Problem says what is not known about the checkpoint: its notes cannot be read, or it
-	// has no place in the history. No policy removes it.
+	// Problem says why no policy removes the checkpoint: its notes cannot be read, or it
+	// has no place in the history.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -307,6 +307,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	each := make([]*found, len(dirs))
 	err = work.Each(ctx, len(dirs), parallelFolders, func(ctx context.Context, i int) (err error) {
 		each[i], err = describe(ctx, &dirs[i])
@@ -316,6 +317,7 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		return nil, err
 	}
 	dropParts(ctx, r.places(), dirs, each)
+
 	byName := map[string]*Checkpoint{}
 	for i, f := range each {
 		if f == nil {
@@ -328,11 +330,13 @@ func (r *Run) Checkpoints(ctx context.Context) ([]Checkpoint, error) {
 		}
 		c.add(f, dirs[i].place.remote)
 	}
+
 	out := []Checkpoint{}
 	for _, c := range byName {
 		c.summarize()
 		out = append(out, *c)
 	}
+
 	rewound, _, err := r.rewound(ctx)
 	if err != nil && !isUnreadable(err) { // which Prune refuses
 		return nil, err
@@ -414,7 +418,7 @@ func (c *Checkpoint) summarize() {
 	}
 }
 
-// describe fills in what was found of a copy.
+// describe fills in the result of a look at a copy.
 func (c *Checkpoint) describe(f *found) {
 	c.Step, c.Time, c.Bytes, c.SaveID, c.Format, c.Bases = f.step, f.time, f.bytes, f.saveID, f.format, f.bases
 	if c.Time.IsZero() {

@@ -180,7 +180,7 @@ func TestRunBelowARun(t *testing.T) {
 	}
 }
 
-// all formats that can be written, and a file whose name says nothing.
+// everyFormat has all formats that can be written, and a file with any name.
 var everyFormat = map[string]storage.Format{
 	"native":          native.Format{},
 	"torchdcp":        torchdcp.Format{},

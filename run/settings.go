@@ -17,7 +17,7 @@ import (
 // SettingsFile is the name of the file in the folder of a run that holds its Settings.
 const SettingsFile = "cairn-run.json"
 
-// Settings are what a run knows about itself, so that commands need not be told.
+// Settings are stored with a run, so that commands need no flags for them.
 type Settings struct {
 	// ID identifies the run: its folder and its remote place have the same. Empty: the run has
 	// no id yet. WriteSettings makes one.
@@ -184,7 +184,7 @@ func changeSettings(ctx context.Context, store blob.Store, change func(stored Se
 	})
 }
 
-// isZero reports whether nothing is set.
+// isZero reports whether no setting is set.
 func (s *Settings) isZero() bool {
 	return s.Remote == "" && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll() && s.Rewound == nil
 }

@@ -35,7 +35,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// A file has no secrets of an address, and keeps what is needed to open it.
+// A file has no secrets of an address, and keeps the parts that are needed to open it.
 func TestSettingsHaveNoSecrets(t *testing.T) {
 	for address, want := range map[string]string{
 		"":                "",

@@ -47,12 +47,13 @@ func (r *Run) wanted(all []Checkpoint, keepRemote Policy, now time.Time) []Verdi
 
 // SyncOptions change how Run.Sync works. Nil means the defaults.
 type SyncOptions struct {
-	// KeepRemote is the policy of the remote place: what it would not keep is not uploaded.
+	// KeepRemote is the policy of the remote place: checkpoints that it would not keep are
+	// not uploaded.
 	KeepRemote Policy
 	// Skip, if not nil, reports whether a checkpoint is left out, because another upload of
 	// it is under way.
 	Skip func(name string) bool
-	// DryRun uploads nothing.
+	// DryRun only reports the uploads.
 	DryRun bool
 	// Options returns the options for the copy of a checkpoint. Nil: the defaults.
 	Options func(name string) *transfer.Options
@@ -64,10 +65,10 @@ var ErrConflict = errors.New("the copies are of different saves")
 
 // Sync uploads the checkpoints that the remote place lacks, the newest first, and the notes
 // of the ones that it has without notes. If the remote place has another save of a checkpoint, the
-// local one replaces it if its commit is later. Otherwise Sync overwrites
-// nothing, and the error wraps ErrConflict. See transfer.Sync for what it returns. The error wraps
-// storage.ErrOptions if the run has no remote place, and ErrOtherRun or ErrUnconfirmed if the
-// remote place may belong to another run; see Join.
+// local one replaces it if its commit is later. Otherwise the remote copy stays, and the error
+// wraps ErrConflict. See transfer.Sync for the results. The error wraps storage.ErrOptions if the
+// run has no remote place, and ErrOtherRun or ErrUnconfirmed if the remote place may belong to
+// another run; see Join.
 func (r *Run) Sync(ctx context.Context, opts *SyncOptions) ([]transfer.Synced, error) {
 	var o SyncOptions
 	if opts != nil {

@@ -64,7 +64,8 @@ func TestSyncComparesSaves(t *testing.T) {
 	}
 }
 
-// The remote place gets another save after the listing. Sync does not replace what it has not compared.
+// The remote place gets another save after the listing. Sync does not replace a save that it has
+// not compared.
 func TestSyncOfACopyThatChanges(t *testing.T) {
 	local, remote := t.TempDir(), t.TempDir()
 	saveAt(t, local, "new", 1, recent.Add(time.Hour))

@@ -169,7 +169,7 @@ func TestSettingsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// wentBack returns a run of the steps 1 to 5 whose job went back to step 3 and saved step 4 again,
+// wentBack returns a run of the steps 1 to 5. Its job went back to step 3 and saved step 4 again,
 // in another folder.
 func wentBack(t *testing.T) *model {
 	t.Helper()
@@ -205,7 +205,7 @@ func TestDamagedCommitHasALine(t *testing.T) {
 		t.Errorf("prune: %s; want %s", got, want)
 	}
 
-	m.line = new(Line) // a job that loads what Latest returns
+	m.line = new(Line) // a job that loads the checkpoint that Latest returns
 	m.line.Loaded(FolderName(3), "save-3")
 	m.save(7, "all")
 	all := must.Get(r.Checkpoints(t.Context()))(t)
@@ -220,8 +220,8 @@ func TestDamagedCommitHasALine(t *testing.T) {
 	}
 }
 
-// A rewind counts as long as the settings of one place can be read, and nothing is removed while the
-// settings of the other one cannot.
+// A rewind counts as long as the settings of one place can be read, and no checkpoint is removed
+// while the settings of the other one cannot.
 func TestRemoteSettingsThatCannotBeRead(t *testing.T) {
 	dir, remote := t.TempDir(), t.TempDir()
 	for step := range int64(4) {
@@ -309,7 +309,7 @@ func TestLaterSavesAreNotAncestors(t *testing.T) {
 	}
 }
 
-// A save to a folder whose checkpoint is damaged replaces it, unless that has tags.
+// A save to a folder with a damaged checkpoint replaces it, unless the checkpoint has tags.
 func TestDamagedCheckpointWithTagsStays(t *testing.T) {
 	for _, tagged := range []bool{false, true} {
 		for _, file := range []string{"*r00000*", "*index*", "cairn.json"} {

@@ -27,10 +27,12 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Verified
 	var own []*formats.Own
 	saves := map[string]string{}         // ids by the names of folders
 	good := map[storage.Reference]bool{} // without sizes
+
 	for i := range all {
 		c, ok := all[i].in(r.Local)
 		if !ok || c.Local.State == UnderWay {
@@ -46,6 +48,7 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 		saves[c.Name] = c.SaveID
 		own, out = append(own, o), append(out, Verified{c.Name, o.VerifyReport})
 	}
+
 	for i, o := range own {
 		store, err := r.Local.StoreOf(out[i].Name)
 		if err != nil {
@@ -63,13 +66,14 @@ func (r *Run) Verify(ctx context.Context, progress func(bytes int64)) ([]Verifie
 		}
 		out[i].Problems = append(out[i].Problems, notes...)
 	}
+
 	return slices.DeleteFunc(out, func(v Verified) bool {
 		return len(v.Problems) > 0 && r.hasChanged(ctx, v.Name, saves[v.Name])
 	}), nil
 }
 
-// VerifyNotes returns a problem if the notes of the checkpoint at the root of store, whose save has this
-// id, are damaged.
+// VerifyNotes returns a problem if the notes of the checkpoint at the root of store are damaged.
+// saveID is the id of its save.
 func VerifyNotes(ctx context.Context, store blob.Store, saveID string) ([]storage.VerifyProblem, error) {
 	_, err := ReadNotes(ctx, store, saveID)
 	return problemOf(NotesFile, err)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// dist is what the sources of the pages are built to. 'make web' builds it.
+// dist has the built pages. 'make web' builds them from web/src.
 //
 //go:embed all:dist
 var dist embed.FS

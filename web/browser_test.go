@@ -22,7 +22,8 @@ var fakes = map[string]string{
 	"apt-get":  `echo "$*" >>"$FAKE/apt"; [ -e "$FAKE/offline" ] && exit 100; cp "$FAKE/chromium" "$PATH/chromium"`,
 }
 
-// What tools/browser prints and whether it fails, by what the machine has. It installs nothing.
+// The output and the exit code of tools/browser depend on the browsers of the machine. The
+// programs here are fakes.
 func TestBrowserIsFound(t *testing.T) {
 	tools := []string{"bash", "sh", "cat", "cp", "timeout", "sleep"}
 	for i, tool := range tools {

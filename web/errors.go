@@ -41,9 +41,9 @@ var statuses = map[string]int{
 type Error struct {
 	// Kind is one of the constants.
 	Kind string `json:"kind"`
-	// Message says what is wrong. Empty: what Err says.
+	// Message describes the problem. Empty: the text of Err.
 	Message string `json:"message"`
-	// Hint says what to do. It may be empty.
+	// Hint is advice. It may be empty.
 	Hint string `json:"hint"`
 	// Err is the cause, or nil.
 	Err error `json:"-"`
@@ -90,7 +90,7 @@ var kinds = []struct {
 	{fs.ErrNotExist, KindNotFound},
 }
 
-// hinter is an error that says what to do about it.
+// hinter is an error with advice.
 type hinter interface {
 	error
 	Hint() string

@@ -15,8 +15,8 @@ import (
 )
 
 // folder keeps results in files, so that they are not computed again by the next program
-// either. A result that cannot be kept, or is damaged, is computed again: nothing here is an
-// error.
+// either. A result that cannot be kept, or is damaged, is computed again: no problem of the
+// folder is an error.
 type folder struct {
 	dir  string
 	most int64 // bytes of all files
@@ -41,7 +41,7 @@ func (f *folder) path(key string) string {
 
 // kept is the content of a file.
 type kept[T any] struct {
-	Key   string `json:"key"` // so that people can see what a file is about
+	Key   string `json:"key"` // so that people can see the question of a file
 	Value T      `json:"value"`
 }
 
@@ -112,6 +112,7 @@ func (f *folder) trim() {
 	if err != nil {
 		return
 	}
+
 	var files []os.FileInfo
 	var total int64
 	for _, e := range list {
@@ -127,6 +128,7 @@ func (f *folder) trim() {
 			_ = os.Remove(filepath.Join(f.dir, e.Name()))
 		}
 	}
+
 	slices.SortFunc(files, func(a, b os.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	for _, info := range files {
 		if total <= f.most {

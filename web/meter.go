@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Progress receives how far an answer is: the bytes that were read, of how many, and of what.
-// total is zero if it is not known yet. A call that takes long slows down nothing else.
+// Progress receives how far an answer is: the bytes that were read, their total, and a text
+// about the work. total is zero if it is not known yet. A slow call does not slow down the work.
 type Progress func(done, total int64, what string)
 
 // state is how far an answer is.
@@ -21,7 +21,7 @@ type meter struct {
 	mu    sync.Mutex
 	state state // guarded by mu
 	// The part of an answer of several parts that is computed: the share of the total that
-	// it counts for, and what comes before it. Guarded by mu.
+	// it counts for, and the share of the parts before it. Guarded by mu.
 	parts  bool
 	before int64
 	weight int64
@@ -29,7 +29,7 @@ type meter struct {
 	toRead int64
 }
 
-// say says what is done now.
+// say sets the text about the work.
 func (m *meter) say(what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -23,7 +23,7 @@ func NewToken() string { return rand.Text() }
 
 // ServerOptions describe a Server.
 type ServerOptions struct {
-	// Token is what every request below /api/ must have.
+	// Token is the secret that every request below /api/ must have.
 	Token string
 	// Hosts are the names, each with a port, that requests may address the server by, such
 	// as "127.0.0.1:8080".
@@ -61,7 +61,7 @@ const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 2 * time.Minute
 	writeTimeout  = time.Minute
-	endTimeout    = time.Second // what is under way is cancelled, so it ends soon
+	endTimeout    = time.Second // pending requests are cancelled, so they end soon
 	maxHeader     = 64 << 10    // with the address, and so with the longest name
 )
 
@@ -69,7 +69,7 @@ const (
 // client has taken it, which may be never.
 const maxLarge = 6
 
-// Serve answers the requests of a listener until ctx ends. Then it cancels what is under way,
+// Serve answers the requests of a listener until ctx ends. Then it cancels pending requests,
 // closes the listener and returns nil.
 func (v *Server) Serve(ctx context.Context, l net.Listener) error {
 	base, cancel := context.WithCancel(ctx)
@@ -158,8 +158,8 @@ func (v *Server) check(r *http.Request, isAPI bool) error {
 	return nil
 }
 
-// knowsHost reports whether the host of a request is this server. Other names are the names
-// of an attacker's page whose address was made to point here.
+// knowsHost reports whether the host of a request is this server. Other names belong to an
+// attacker's page that made its address point here.
 func (v *Server) knowsHost(host string) bool {
 	if slices.Contains(v.opts.Hosts, strings.ToLower(host)) {
 		return true
@@ -205,6 +205,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		v.fail(w, r, &Error{Kind: KindNotFound, Message: "there is no request " + quote("/api/"+name), Hint: "docs/web.md describes the requests"})
 		return
 	}
+
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		v.fail(w, r, badRequest("the parameters cannot be parsed: "+err.Error(), ""))
@@ -215,6 +216,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		v.fail(w, r, q.err)
 		return
 	}
+
 	w.Header().Set("Content-Type", "application/json")
 	if what.stream {
 		w.Header().Set("Content-Type", "application/x-ndjson")
@@ -222,10 +224,12 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 	if r.Method == http.MethodHead {
 		return
 	}
+
 	if what.stream {
 		v.stream(w, r, q, &what)
 		return
 	}
+
 	if what.large {
 		done, err := v.large.take(r.Context(), nil)
 		if err != nil {
@@ -234,6 +238,7 @@ func (v *Server) serveAnswer(w http.ResponseWriter, r *http.Request, name string
 		}
 		defer done()
 	}
+
 	answer, err := what.answer(r.Context(), v.site, q, new(meter))
 	if err != nil {
 		v.fail(w, r, err)

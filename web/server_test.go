@@ -74,7 +74,7 @@ func kindIn(t testing.TB, r *http.Response) string {
 	return e.Error.Kind
 }
 
-// What is not a request of the page itself is refused.
+// Only requests of the page itself are answered.
 func TestHostileRequests(t *testing.T) {
 	w := newWorld(t, 1, nil)
 	v := w.server(t)
@@ -250,7 +250,7 @@ func TestAssets(t *testing.T) {
 	}
 }
 
-// HEAD computes nothing.
+// HEAD does not compute an answer.
 func TestHead(t *testing.T) {
 	w := newWorld(t, 1, nil)
 	v := w.server(t)
@@ -283,7 +283,7 @@ var apiRequests = map[string]string{
 	"stream-error": "/api/stats?c=step-1&name=nothing",
 }
 
-// The answers are what testdata has.
+// The answers equal the files in testdata.
 func TestAPI(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	v := w.server(t)
@@ -519,7 +519,7 @@ func TestLargeHeaders(t *testing.T) {
 	}
 }
 
-// slow is a client that takes nothing.
+// slow is a client that does not read.
 type slow struct {
 	http.ResponseWriter
 	deadlines int

@@ -1,8 +1,8 @@
 // Package web serves the explorer: a page that shows checkpoints and runs, and the answers
-// that the page asks for. It computes nothing itself and does not depend on formats: package
-// inspect computes, and the caller passes a function that opens checkpoints. Site answers
-// questions, for HTTP and for pictures without a browser, and Server is the HTTP in front of
-// it. docs/web.md describes every request.
+// that the page asks for. It does not depend on formats: package inspect computes, and the
+// caller passes a function that opens checkpoints. Site answers questions, for HTTP and for
+// pictures without a browser, and Server is the HTTP in front of it. docs/web.md describes
+// every request.
 package web
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Self is the id of the only checkpoint of a Site whose path is a checkpoint.
+// Self is the id of the only checkpoint of a Site at the path of a checkpoint.
 const Self = "."
 
 // Place is a checkpoint that a Site can open.
@@ -203,7 +203,7 @@ func (s *Site) goBackground(fn func()) bool {
 	return !s.closed
 }
 
-// listing is what is known of a run.
+// listing is the list of the checkpoints of a run.
 type listing struct {
 	log   *run.Log
 	state string // changes with the log
@@ -291,6 +291,7 @@ func (s *Site) place(ctx context.Context, watch bool) (*place, error) {
 		age = s.watchAge()
 	}
 	out := &place{Path: s.opts.Path, Kind: "checkpoint", Version: s.opts.Version, Recipe: s.opts.Recipe, Checkpoints: []Place{}}
+
 	if s.opts.Run != nil {
 		out.Kind = "run"
 		l, err := s.listed(ctx, age)
@@ -304,6 +305,7 @@ func (s *Site) place(ctx context.Context, watch bool) (*place, error) {
 			}
 		}
 	}
+
 	out.Checkpoints = append(out.Checkpoints, s.opts.Checkpoints...)
 	for i := range out.Checkpoints {
 		p := &out.Checkpoints[i]

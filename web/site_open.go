@@ -139,7 +139,7 @@ func (s *Site) release(h *handle) {
 	s.trim()
 }
 
-// close closes the checkpoint if it was opened. Nothing uses it any more.
+// close closes the checkpoint if it was opened. The checkpoint must not be in use.
 func (h *handle) close() error {
 	if !h.opened.over() || h.opened.err != nil {
 		return nil

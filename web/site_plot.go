@@ -16,7 +16,7 @@ import (
 
 // picture is a chart that a Site draws.
 type picture struct {
-	params string // besides what
+	params string // besides the parameter what
 	draw   func(ctx context.Context, s *Site, q *query, m *meter) (*plot.Picture, error)
 }
 
@@ -263,10 +263,12 @@ func plotMetrics(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Pictur
 	if q.err != nil {
 		return nil, q.err
 	}
+
 	line, err := s.line(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	chosen := strings.FieldsFunc(q.text("names"), func(r rune) bool { return r == '\n' })
 	all := map[string][]float64{}
 	steps := make([]step, len(line))
@@ -284,6 +286,7 @@ func plotMetrics(ctx context.Context, s *Site, q *query, _ *meter) (*plot.Pictur
 			}
 		}
 	}
+
 	names := slices.Sorted(maps.Keys(all))
 	values := make([][]float64, len(names))
 	for i, name := range names {

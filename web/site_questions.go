@@ -97,7 +97,7 @@ func (s *Site) run(ctx context.Context, age time.Duration) (*run.Log, error) {
 	return s.list(ctx, age)
 }
 
-// ofCheckpoint returns what fn finds out about the checkpoint that the parameter c names.
+// ofCheckpoint returns the result of fn for the checkpoint that the parameter c names.
 func ofCheckpoint[T any](ctx context.Context, s *Site, q *query, fn func(h *handle) (T, error)) (out T, err error) {
 	id := q.need("c")
 	if q.err != nil {
@@ -157,11 +157,13 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 	if q.err != nil {
 		return nil, q.err
 	}
+
 	done, err := s.reading.take(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
+
 	err = s.with(ctx, id, false, func(h *handle) error {
 		md, e, err := h.entry(ctx, name)
 		if err != nil {
@@ -171,6 +173,7 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 		if err != nil {
 			return err
 		}
+
 		out = &item{Item: inspect.NewItem(e), related: beside, Chunks: []inspect.Chunk{}}
 		for c := range inspect.Chunks(e) {
 			if len(out.Chunks) == maxShownChunks {
@@ -179,6 +182,7 @@ func (s *Site) item(ctx context.Context, q *query) (out *item, err error) {
 			}
 			out.Chunks = append(out.Chunks, c)
 		}
+
 		if e.Bytes == nil {
 			return nil
 		}
@@ -229,6 +233,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 		return nil, err
 	}
 	defer done()
+
 	err = s.with(ctx, id, false, func(h *handle) error {
 		_, e, err := h.tensor(ctx, name)
 		if err != nil {
@@ -242,6 +247,7 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 	if err != nil {
 		return nil, err
 	}
+
 	for i := range out.Damaged {
 		out.Damaged[i].Problem = s.redact(out.Damaged[i].Problem)
 	}
@@ -283,10 +289,10 @@ func cached[T any](ctx context.Context, s *Site, m *meter, key string, rows func
 	return v, nil
 }
 
-// keyOf joins what identifies a question.
+// keyOf joins the parts of the key of a question.
 func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
 
-// identity returns what identifies the content of the checkpoint.
+// identity returns a text that identifies the content of the checkpoint.
 func (h *handle) identity() string {
 	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
 }

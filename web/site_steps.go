@@ -38,8 +38,8 @@ type step struct {
 	Error string `json:"error"`
 }
 
-// layerRow is what the answer needs of a layer. It is kept in files: a change of its fields,
-// or of their meaning, needs another stepsVersion.
+// layerRow has the numbers of a layer that the answer needs. It is kept in files: a change
+// of its fields, or of their meaning, needs another stepsVersion.
 type layerRow struct {
 	Layer    string `json:"layer"`
 	L2       exact  `json:"l2"`
@@ -242,9 +242,11 @@ func (t *steps) fill(rows [][]layerRow) error {
 			}
 		}
 	}
+
 	if n := len(t.Layers) * len(rows); n > maxStepRows {
 		return tooManyLayers(len(t.Layers), len(rows))
 	}
+
 	undefined := inspect.Number(math.NaN())
 	for _, c := range []struct {
 		to  *[][]inspect.Number

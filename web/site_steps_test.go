@@ -59,7 +59,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// A question that is cancelled keeps what it has computed.
+// A cancelled question keeps its computed results.
 func TestStepsContinue(t *testing.T) {
 	w := newWorld(t, 4, func(o *Options) { o.Cache = t.TempDir() })
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -174,7 +174,7 @@ func TestExact(t *testing.T) {
 	}
 }
 
-// A run with too many layers for a chart is refused, with what to do.
+// A run with too many layers for a chart is refused, with advice.
 func TestTooManyLayers(t *testing.T) {
 	rows := make([][]layerRow, 2)
 	for i := range maxStepRows/2 + 1 {
@@ -223,7 +223,7 @@ func TestStepsOfReplaced(t *testing.T) {
 	w := newWorld(t, 1, func(o *Options) { o.Cache = t.TempDir() })
 	for times, want := range []bool{true, true, false} {
 		left := times
-		save(t, filepath.Join(w.dir, "step-1"), fmt.Sprintf("save-%d", times), 1, 9) // of which nothing is kept
+		save(t, filepath.Join(w.dir, "step-1"), fmt.Sprintf("save-%d", times), 1, 9) // no result of it is kept
 		w.onRead(func(context.Context) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -17,7 +17,8 @@ type tensors struct {
 	Inf []int64 `json:"inf"`
 }
 
-// tensorRow is what the answer needs of a name. It is kept in files, under tensorsVersion.
+// tensorRow has the numbers of a name that the answer needs. It is kept in files, under
+// tensorsVersion.
 type tensorRow struct {
 	At  int   `json:"at"` // the row
 	L2  exact `json:"l2"`

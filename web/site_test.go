@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what must happen soon, on any machine.
+// patience bounds waits for events that come soon, on any machine.
 const patience = 2 * time.Minute
 
 // save saves a checkpoint of two ranks. Its tensors depend on seed.
@@ -114,7 +114,7 @@ func (c *counting) ReadEntries(ctx context.Context, entries []*meta.Entry, dst [
 	return c.Checkpoint.ReadEntries(ctx, entries, dst)
 }
 
-// reads calls what onRead has set.
+// reads calls the function that onRead has set.
 func (w *world) reads(ctx context.Context) error {
 	w.mu.Lock()
 	read := w.read
@@ -365,7 +365,7 @@ func TestReplacedCheckpoint(t *testing.T) {
 	}
 }
 
-// A question whose checkpoint is replaced while it reads begins again, once.
+// If its checkpoint is replaced while a question reads, the question begins again, once.
 func TestReplacedDuringRead(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	const text = "compare?a=step-1&b=step-2&select=model.scale"
@@ -386,7 +386,8 @@ func TestReplacedDuringRead(t *testing.T) {
 			save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("again-%d-%d", c.times, left), 2, byte(left))
 			return broken
 		})
-		save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("before-%d", c.times), 2, 7) // what was kept is another question
+		// The kept result is for another question.
+		save(t, filepath.Join(w.dir, "step-2"), fmt.Sprintf("before-%d", c.times), 2, 7)
 		w.stale()
 		_, err := w.ask(t.Context(), text)
 		if got := w.kindOf(err); got != c.want {
@@ -558,7 +559,7 @@ func TestExpensiveQuestionsWait(t *testing.T) {
 	}
 }
 
-// A question that was asked before reads nothing, until the checkpoint changes.
+// A question that was asked before does not read the checkpoint again until it changes.
 func TestAnswersAreKept(t *testing.T) {
 	w := newWorld(t, 2, nil)
 	reads := 0

@@ -9,7 +9,7 @@ import (
 // turns bounds the number of questions that work at the same time.
 type turns chan struct{}
 
-// waiting is what a question says while it waits for its turn.
+// waiting is the progress text of a question while it waits for its turn.
 const waiting = "waiting for other requests"
 
 // take waits for a turn. The caller calls the function when it is done. m, which may be nil,

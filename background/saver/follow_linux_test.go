@@ -149,8 +149,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// Loads with keep read only what has changed, unless one of them fails: the next one then
-// reads everything.
+// Loads with keep read only the changes. If one of them fails, the next one reads everything.
 func TestLoadsOfVersions(t *testing.T) {
 	dir := t.TempDir()
 	want := saveVersions(t, dir, 6)

@@ -50,8 +50,8 @@ func seedFrames(f *testing.F) {
 	}
 }
 
-// FuzzReadFrame reads frames and decodes their bodies. What can be decoded can be encoded
-// and decodes to the same.
+// FuzzReadFrame reads frames and decodes their bodies. A decoded body can be encoded, and
+// decodes to the same body.
 func FuzzReadFrame(f *testing.F) {
 	seedFrames(f)
 	f.Add([]byte{})
@@ -108,8 +108,8 @@ func frameOf(text []byte) *frame {
 	return f
 }
 
-// FuzzState describes a state and stages it. What is staged can be read: it is inside of
-// the arena, and units do not overlap.
+// FuzzState describes a state and stages it. The staged units can be read: they are
+// inside of the arena and do not overlap.
 func FuzzState(f *testing.F) {
 	save := must.Get(appendFrame(nil, typeSave, messages["save"]))(f)
 	for _, b := range []stagedBody{

@@ -44,7 +44,7 @@ var (
 	number = []int64{}
 )
 
-// matrix returns a tensor whose elements are their positions, times a factor.
+// matrix returns a tensor. Each element is its position, times a factor.
 func matrix(t *testing.T, d tensor.DType, shape []int64, factor int) *tensor.Tensor {
 	t.Helper()
 	x := must.Get(tensor.New(tensor.Int64, shape))(t)

@@ -84,8 +84,7 @@ func (s *loads) load(b *loadBody) error {
 	})
 }
 
-// newLoadPlanner checks what a load asks for: every box has memory of its own in the
-// arena.
+// newLoadPlanner checks the request of a load: every box has memory of its own in the arena.
 func newLoadPlanner(b *loadBody, arena []byte) (*loadPlanner, error) {
 	p := &loadPlanner{load: b.Load, tensors: map[string]*wanted{}, values: map[string]int{}}
 	p.AllowMissing, p.Cast = b.AllowMissing, b.Cast
@@ -139,6 +138,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if _, err := tensor.NumBytes(d, m.Shape); err != nil {
 		return 0, err
 	}
+
 	box := tensor.Box{Offsets: m.Offsets, Sizes: m.Sizes}
 	if m.Offsets == nil && m.Sizes == nil {
 		box = tensor.Whole(m.Shape)
@@ -146,6 +146,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if err := box.Check(m.Shape); err != nil {
 		return 0, err
 	}
+
 	n := box.Volume() * int64(d.Size())
 	if m.At < 0 || m.At > int64(len(arena))-n {
 		return 0, fmt.Errorf("%d bytes at %d of an arena of %d", n, m.At, len(arena))
@@ -154,6 +155,7 @@ func (p *loadPlanner) add(i int, m *wantBody, arena []byte) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	w := p.tensors[m.Name]
 	if w == nil {
 		w = &wanted{shape: m.Shape, dtype: d}
@@ -177,6 +179,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 			defer done()
 		}
 	}
+
 	if err != nil && !b.Share {
 		return nil, err
 	}
@@ -184,6 +187,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 		// The other ranks wait for this one: it takes part with an error.
 		return protocol.Load(ctx, protocol.RankLoad{Group: g, Planner: brokenLoad{p, err}, Metadata: new(meta.Metadata)})
 	}
+
 	state := plan.State{}
 	for name, w := range p.tensors {
 		state[name] = w
@@ -191,6 +195,7 @@ func (s *loads) runLoad(ctx context.Context, b *loadBody, p *loadPlanner, g grou
 	for name := range p.values {
 		state[name] = ""
 	}
+
 	r, err := protocol.Load(ctx, protocol.RankLoad{
 		Group: g, Planner: p, Reader: storage.ReaderOf(c, storage.ReadOptions{}), State: state,
 		Share: b.Share, Host: hostID(), Observer: s.link.observer(subject{Load: b.Load}),
@@ -224,6 +229,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 	if err != nil {
 		return nil, nil, err
 	}
+
 	s.mu.Lock()
 	o := s.opened[key]
 	if o == nil {
@@ -237,6 +243,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 	}
 	o.users++
 	s.mu.Unlock()
+
 	done = func() {
 		s.mu.Lock()
 		o.users--
@@ -249,6 +256,7 @@ func (s *loads) checkpoint(ctx context.Context, src *source) (c *opened, done fu
 			o.end(&s.work)
 		}
 	}
+
 	select {
 	case <-o.ready:
 		err = o.err
@@ -306,9 +314,11 @@ func (o *opened) open(s *loads, src *source) error {
 	open := func(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 		return formats.Open(ctx, store, &formats.Options{Segments: s.segmentsOf(src.Keep), Base: src.Base})
 	}
+
 	if src.Recipe != nil && s.OpenAs == nil {
 		return fmt.Errorf("%w: this saver process knows no recipes: start 'cairn saver', or set ServeOptions.OpenAs", storage.ErrOptions)
 	}
+
 	if src.Format != "" {
 		f, err := decodeFormat(src.Format, src.FormatOptions)
 		if err != nil {
@@ -322,9 +332,11 @@ func (o *opened) open(s *loads, src *source) error {
 	} else if len(src.FormatOptions) > 0 {
 		return fmt.Errorf("%w: options of a format, and no format", storage.ErrOptions)
 	}
+
 	if err := baseAlone(src.Base, src.Format); err != nil {
 		return err
 	}
+
 	store, err := s.runs.source(src.Store)
 	if err != nil {
 		return err
@@ -332,6 +344,7 @@ func (o *opened) open(s *loads, src *source) error {
 	if o.release, err = formats.Reading(s.ctx, store); err != nil {
 		return err
 	}
+
 	c, err := open(s.ctx, store)
 	if errors.Is(err, storage.ErrNotFound) {
 		if _, missing := os.Lstat(src.Store); errors.Is(missing, fs.ErrNotExist) {
@@ -345,6 +358,7 @@ func (o *opened) open(s *loads, src *source) error {
 		return err
 	}
 	defer c.Close()
+
 	o.Checkpoint = c
 	o.md, err = c.Metadata(s.ctx)
 	return err
@@ -368,7 +382,7 @@ func (s *loads) segmentsOf(bytes int64) *delta.Cache {
 	return s.segments
 }
 
-// describe says what a checkpoint holds.
+// describe answers with the contents of a checkpoint.
 func (s *loads) describe(b *describeBody) error {
 	if err := b.check(); err != nil {
 		return err
@@ -392,12 +406,14 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		Load: load, Format: st.Version, SaveID: st.SaveID, Step: st.Step, Writer: st.Writer, WorldSize: st.WorldSize,
 		Tags: st.Tags, Notes: st.Notes, Entries: make([]entryBody, len(md.Entries)),
 	}
+
 	if !st.Time.IsZero() {
 		d.Time = &st.Time
 	}
 	for _, m := range md.Missing {
 		d.Missing = append(d.Missing, m.String())
 	}
+
 	aliases, order := aliasesOf(md), fileOrder(md)
 	for i := range md.Entries {
 		e := &md.Entries[i]
@@ -405,6 +421,7 @@ func newDescribed(load uint64, md *meta.Metadata) describedBody {
 		for _, at := range e.Path {
 			out.Path = append(out.Path, step(at))
 		}
+
 		if t := e.Tensor; t != nil {
 			out.DType, out.Shape = t.DType.String(), t.Shape
 			out.RequiresGrad, out.PinMemory, out.MemoryFormat, out.Layout = t.RequiresGrad, t.PinMemory, t.MemoryFormat, t.Layout
@@ -465,7 +482,7 @@ func aliasesOf(md *meta.Metadata) map[string]int {
 	return out
 }
 
-// loadPlanner is the default planner that also reports what has arrived.
+// loadPlanner is the default planner that also reports the pieces that have arrived.
 type loadPlanner struct {
 	plan.DefaultLoad
 	load    uint64
@@ -474,7 +491,7 @@ type loadPlanner struct {
 	used    []claim        // of the arena
 	piece   func(pieceBody) error
 
-	mu sync.Mutex // for what is left of a tensor
+	mu sync.Mutex // for the rest of a tensor
 }
 
 // brokenLoad is a planner that only returns an error.

@@ -218,11 +218,11 @@ func (s *step) UnmarshalJSON(b []byte) error {
 type stagedBody struct {
 	Generation uint64     `json:"generation"`
 	Units      []unitBody `json:"units,omitempty"`
-	// All says that nothing is left to be staged. A save without it is never
+	// All says that all units are staged. A save without it is never
 	// published if the trainer ends.
 	All bool `json:"all"`
-	// StageNS is how long staging took, and StageBytes how much was staged. They come
-	// with All and are for the record of the save only. Zero: unknown.
+	// StageNS is how long staging took, and StageBytes the number of staged bytes.
+	// They come with All and are for the record of the save only. Zero: unknown.
 	StageNS    int64 `json:"stage_ns,omitempty"`
 	StageBytes int64 `json:"stage_bytes,omitempty"`
 }
@@ -333,8 +333,8 @@ type Recipe struct {
 	Config any `json:"config,omitempty"`
 	// Set are values of variables of the recipe.
 	Set map[string]any `json:"set,omitempty"`
-	// Check reads and checks what the recipe assumes of the contents: that padding is zero,
-	// and that copies of a tensor are equal. One rank of a job is enough.
+	// Check reads the contents and checks the assumptions of the recipe: that padding is
+	// zero, and that copies of a tensor are equal. One rank of a job is enough.
 	Check bool `json:"check,omitempty"`
 }
 
@@ -373,7 +373,7 @@ type loadedBody struct {
 	Report *protocol.LoadReport `json:"report"`
 }
 
-// describeBody asks what a checkpoint holds. It has a number like a load.
+// describeBody asks for the contents of a checkpoint. It has a number like a load.
 type describeBody struct {
 	Load uint64 `json:"load"`
 	source
@@ -406,8 +406,8 @@ type foundBody struct {
 	Problems []string         `json:"problems,omitempty"`
 	Known    *versions.Known  `json:"known,omitempty"`
 	Search   *versions.Search `json:"search,omitempty"`
-	// Over is why the search is over without a version: overFailed, or the reason of a
-	// versions.Over, whose error is Why.
+	// Over is the reason why the search is over without a version: overFailed, or the
+	// reason of a versions.Over. Why is the error of that.
 	Over string     `json:"over,omitempty"`
 	Why  *errorBody `json:"why,omitempty"`
 }
@@ -421,7 +421,7 @@ type versionBody struct {
 	Store string `json:"store"`
 }
 
-// describedBody is what a checkpoint holds.
+// describedBody has the contents of a checkpoint.
 type describedBody struct {
 	Load uint64 `json:"load"`
 	// Format is the name and version of the format.
@@ -531,7 +531,8 @@ func readFrame(r io.Reader) (*frame, error) {
 	if n > maxFrame {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMessage, n)
 	}
-	// What is not a message at all shows early, however long it claims to be.
+	// A first byte that begins no message is refused at once, however long the
+	// frame claims to be.
 	text := make([]byte, min(n, 1))
 	if _, err := io.ReadFull(r, text); err != nil {
 		return nil, cutOff(err)
@@ -628,7 +629,7 @@ func (m *itemBody) writeItem(known map[string]*plan.Info, compare bool) (plan.Wr
 	return it, nil
 }
 
-// tensor adds what the message of a tensor says.
+// tensor adds the tensor of the message to it.
 func (m *itemBody) tensor(it *plan.WriteItem, info *plan.Info) error {
 	d, err := tensor.ParseDType(m.DType)
 	if err != nil {

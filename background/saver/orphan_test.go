@@ -12,9 +12,9 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// orphan returns a state of generation 7 with one item, whose trainer has ended, and the
-// item as the save resolved it before it was staged. staged is the message that says where
-// the item lies; content is the item's bytes.
+// orphan returns a state of generation 7 with one item, after the end of its trainer, and
+// the item as the save resolved it before it was staged. staged is the message with the
+// position of the item; content is the item's bytes.
 func orphan(t *testing.T) (s *savePlanner, r plan.Stream, staged *stagedBody, content []byte) {
 	t.Helper()
 	arena := make([]byte, 256)

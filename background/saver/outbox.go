@@ -10,29 +10,29 @@ import (
 )
 
 // outbox sends the messages of a saver or of a trainer. A message waits there until the
-// other process has read those before it, so that a process that does not read holds up
-// nothing. Messages that only report progress are joined while they wait.
+// other process has read the messages before it, so that a process that does not read
+// does not block the sender. Messages that only report progress are joined while they wait.
 type outbox struct {
 	conn net.Conn
-	gone error         // what send returns once nothing is accepted any more
+	gone error         // the error of send after the outbox is closed
 	more chan struct{} // receives a value if there is something to send
-	stop chan struct{} // closed when nothing more comes
+	stop chan struct{} // closed by close
 	done chan struct{} // closed when run has ended
 
 	mu       sync.Mutex
-	closed   bool // nothing more is accepted
+	closed   bool // send returns gone
 	queue    net.Buffers
 	flushed  chan struct{}             // closed when everything that was queued has been sent
 	progress map[subject]*progressBody // not queued yet
 	released map[uint64][]int          // items by generation, not queued yet
 }
 
-// lastMessages bounds how long a process reads what another one has sent that does not
-// read any more.
+// lastMessages bounds how long a process reads the last messages of a process that has
+// stopped reading.
 const lastMessages = time.Minute
 
-// newOutbox returns an outbox, to be closed. If nothing is accepted any more, send
-// returns gone.
+// newOutbox returns an outbox, to be closed. After that, or after a failed write,
+// send returns gone.
 func newOutbox(conn net.Conn, gone error) *outbox {
 	o := &outbox{
 		conn: conn, gone: gone, more: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
@@ -43,7 +43,7 @@ func newOutbox(conn net.Conn, gone error) *outbox {
 	return o
 }
 
-// run sends what is queued.
+// run sends the queued messages.
 func (o *outbox) run() {
 	defer close(o.done)
 	for last := false; !last; {
@@ -56,7 +56,7 @@ func (o *outbox) run() {
 			if _, err := queue.WriteTo(o.conn); err != nil {
 				o.refuseMore()
 				// Without its messages the other process cannot do its part: it is gone.
-				// What it has sent before is still to be read.
+				// Its last messages are still to be read.
 				o.conn.SetReadDeadline(time.Now().Add(lastMessages))
 				return
 			}
@@ -64,7 +64,7 @@ func (o *outbox) run() {
 	}
 }
 
-// take returns what is to be sent. If that is nothing, everything was sent.
+// take returns the queued bytes. If there are none, all messages were sent.
 func (o *outbox) take() net.Buffers {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -81,8 +81,8 @@ func (o *outbox) take() net.Buffers {
 	return queue
 }
 
-// send queues a message. If nothing is sent any more, it returns an error, which most
-// callers ignore: they learn it from the end of the conversation.
+// send queues a message. A closed outbox returns an error, which most callers ignore:
+// the end of the conversation tells them the same.
 func (o *outbox) send(kind string, body any) error {
 	b, err := appendFrame(nil, kind, body)
 	if err != nil {
@@ -173,7 +173,7 @@ func (o *outbox) signal() {
 }
 
 // flush waits until the system has everything that was queued: the other process can read
-// it even if this one ends. If nothing is sent any more, or ctx ends, it returns earlier.
+// it even if this one ends. If the outbox cannot send any more, or ctx ends, it returns earlier.
 func (o *outbox) flush(ctx context.Context) {
 	o.mu.Lock()
 	flushed := o.flushed
@@ -192,7 +192,7 @@ func (o *outbox) refuseMore() {
 	o.closed = true
 }
 
-// close waits until what is queued was sent, or could not be sent within a time.
+// close waits until the queued messages were sent, or a time is over.
 func (o *outbox) close(within time.Duration) {
 	o.refuseMore()
 	o.conn.SetWriteDeadline(time.Now().Add(within))

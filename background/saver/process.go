@@ -28,15 +28,15 @@ type Options struct {
 	// Command is the program with its arguments, such as "cairn", "saver". Nil: this
 	// program. It must call Main before it does anything else.
 	Command []string
-	// Title is an argument that this program gets as a saver, so that ps shows what it saves.
-	// It is not used with a Command. Empty: the rank and the folder of the run.
+	// Title is an argument that this program gets as a saver, so that ps shows the run that
+	// it saves. It is not used with a Command. Empty: the rank and the folder of the run.
 	Title string
 	// Listen is the address at which the saver of rank 0 listens for the savers of the other
 	// ranks: "host:port", with port 0 for any port. Empty: loopback, which suffices if
 	// all ranks are on one host.
 	Listen string
-	// Log is a file to which savers append their log, as text: what happens to saves,
-	// also after the trainer has ended, and why a saver crashes. Savers of several ranks
+	// Log is a file to which savers append their log, as text: the events of saves, also
+	// after the trainer has ended, and the reason of a crash. Savers of several ranks
 	// may share it. Empty: the log is discarded.
 	Log string
 }
@@ -93,8 +93,8 @@ func Run(opts *ServeOptions) error {
 		return err
 	}
 	os.Unsetenv(variable)
-	// What announces the end of a job, or ends it, is for its trainers. Their savers end when
-	// they are done.
+	// Signals that announce the end of a job, or end it, are for its trainers. Their savers
+	// end when they are done.
 	signal.Ignore(ignored...)
 	yieldToTrainer()
 	nameProcess()
@@ -163,10 +163,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	if arena.File() == nil {
 		return nil, fmt.Errorf("%w: it is not shared", stage.ErrArena)
 	}
+
 	if os.Getenv(variable) != "" {
 		// Without this, a program that forgets Main would start itself without end.
 		return nil, fmt.Errorf("%w: this process was started as a saver, but its program does not call saver.Main first", ErrMessage)
 	}
+
 	command := o.Command
 	if len(command) == 0 {
 		self, err := os.Executable()
@@ -175,10 +177,12 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		}
 		command = []string{self, processName + ": " + o.Title} // Main looks at no arguments
 	}
+
 	conn, theirs, err := socketPair()
 	if err != nil {
 		return nil, err
 	}
+
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), variable+"=1")
 	cmd.ExtraFiles = []*os.File{theirs, arena.File()}
@@ -189,6 +193,7 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 		conn.Close()
 		return nil, fmt.Errorf("start the saver process: %w", err)
 	}
+
 	p := newProcess(conn, cmd.Wait)
 	p.kill = func() { _ = cmd.Process.Kill() } // it may have gone
 	ctx, cancel := context.WithTimeout(ctx, startTime)
@@ -201,9 +206,9 @@ func Start(ctx context.Context, o Options, arena *stage.Arena) (*Process, error)
 	return p, nil
 }
 
-// startLogged starts a command whose standard error is appended to a file. If the name is
-// empty, it is discarded: a saver that kept the standard error of the trainer would hold
-// up whatever waits for its end.
+// startLogged starts a command and appends its standard error to a file. If the name is
+// empty, standard error is discarded: a saver that kept the standard error of the trainer
+// would hold up any process that waits for its end.
 func startLogged(cmd *exec.Cmd, name string) error {
 	if name != "" {
 		f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
@@ -252,14 +257,14 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Disconnect ends the conversation. The process completes what is staged and ends.
+// Disconnect ends the conversation. The process completes the staged saves and ends.
 func (p *Process) Disconnect() { p.conn.Close() }
 
 // Ended is closed once the conversation is over.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Stop ends the conversation and waits until the process has gone. The process has a few
-// seconds to complete what is staged. Then it is killed, so it cannot publish anything
+// seconds to complete the staged saves. Then it is killed, so it cannot publish anything
 // after Stop has returned nil. If ctx ends first, Stop returns its cause.
 func (p *Process) Stop(ctx context.Context) error {
 	p.conn.Close()
@@ -298,16 +303,19 @@ func (p *Process) receive(wait func() error) {
 			err = p.handle(f)
 		}
 	}
+
 	p.conn.Close()
 	p.out.close(0)
 	if p.refused != nil {
 		err = p.refused
 	}
+
 	var exit error
 	go func() {
 		exit = wait()
 		close(p.exited)
 	}()
+
 	cause := fmt.Errorf("%w: %w", ErrSaver, err)
 	select {
 	case <-p.exited:
@@ -316,6 +324,7 @@ func (p *Process) receive(wait func() error) {
 		}
 	case <-time.After(exitTime): // it completes a save
 	}
+
 	p.mu.Lock()
 	p.err = cause
 	p.closed = true
@@ -323,6 +332,7 @@ func (p *Process) receive(wait func() error) {
 	p.saves, p.uploads = nil, nil
 	p.mu.Unlock()
 	close(p.ended)
+
 	for _, generation := range slices.Sorted(maps.Keys(uploads)) {
 		uploads[generation].uploaded(nil, cause)
 	}
@@ -439,7 +449,7 @@ func (p *Process) handleUploaded(b *uploadedBody) error {
 	return nil
 }
 
-// observer returns what observes a save.
+// observer returns the observer of a save.
 func (p *Process) observer(of subject) *protocol.Observer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -505,7 +515,8 @@ func answer[T any](ctx context.Context, p *Process, kind string) (*T, error) {
 	}
 }
 
-// Meeting is where savers meet: the address of the one of rank 0, and what they share.
+// Meeting is the place where savers meet: the address of the saver of rank 0, and the
+// secret and the job that they share.
 type Meeting struct {
 	Address string `json:"address"`
 	Secret  []byte `json:"secret"`
@@ -533,7 +544,7 @@ func (p *Process) Join(ctx context.Context, m Meeting, rank, size int) error {
 	return err
 }
 
-// Save begins a save of a snapshot, whose units are sent as they are staged. over is
+// Save begins a save of a snapshot. The units are sent as they are staged. over is
 // called once with the outcome. After that, uploaded receives the outcome of the upload, if the
 // request has one. recorder receives the phases and warnings, and its Observer the
 // progress. Save itself fails only if the process has ended, or if the description of the

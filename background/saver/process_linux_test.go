@@ -90,7 +90,7 @@ func outcomeOf(t *testing.T, out chan error) error {
 	}
 }
 
-// A save whose state cannot be staged fails: it does not wait for the rest.
+// A save fails if its state cannot be staged: it does not wait for the rest.
 func TestProcessSaveThatIsNotStaged(t *testing.T) {
 	p, a := newPair(t, 64<<10)
 	must.Do(t, p.Join(t.Context(), Meeting{}, 0, 1))

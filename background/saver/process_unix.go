@@ -31,13 +31,13 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// detach puts a process into a session of its own, so that what ends the trainer, such as
-// Ctrl-C, does not end the saver.
+// detach puts a process into a session of its own, so that Ctrl-C in the trainer's
+// terminal does not end the saver.
 func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
 
 // ignored are the signals that a saver ignores. Schedulers announce the end of a job with
 // SIGTERM, or with SIGUSR1 and SIGUSR2, and some send them to every process of the job.
-// SIGPIPE would end a saver whose log goes to a trainer that has ended.
+// SIGPIPE would end a saver that logs to a trainer that has ended.
 var ignored = []os.Signal{
 	os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2,
 }

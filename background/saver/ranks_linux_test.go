@@ -87,7 +87,7 @@ func (c *trainer) outcome() *frame {
 }
 
 // outcomes returns the outcomes of all ranks. They are read at the same time: a rank may
-// wait for what another one has to answer.
+// wait for the answer of another one.
 func outcomes(job []*trainer) []*frame {
 	out := make([]*frame, len(job))
 	var wg sync.WaitGroup
@@ -144,8 +144,8 @@ func TestServeSaversOutliveTheirTrainers(t *testing.T) {
 	}
 }
 
-// One trainer of several breaks a rule or ends too early: nothing is published, and the
-// savers of the others report that the save has failed.
+// One trainer of several breaks a rule or ends too early: no checkpoint is published,
+// and the savers of the others report that the save has failed.
 func TestServeOneBadTrainerOfSeveral(t *testing.T) {
 	const ranks = 3
 	for claim, bad := range map[string]func(c *trainer, b *saveBody){

@@ -72,8 +72,8 @@ type InRun struct {
 	Loaded *run.Loaded `json:"loaded,omitempty"`
 }
 
-// member returns what to do for the run of the checkpoint after the save, or nil. The error
-// wraps storage.ErrOptions if that, or a metric, makes no sense.
+// member returns the membership of the checkpoint in its run, or nil. The error wraps
+// storage.ErrOptions if the membership, or a metric, makes no sense.
 func (v *SaveRequest) member() (*run.Member, error) {
 	if err := (&run.Notes{Metrics: v.Metrics}).Check(); err != nil {
 		return nil, err

@@ -62,7 +62,7 @@ type Runner struct {
 	written []written // by the last saves to different local stores; only one save uses it at a time
 }
 
-// written is what this rank has written in its last save to a local store.
+// written has the files that this rank has written in its last save to a local store.
 type written struct {
 	place, format, saveID string
 	files                 []storage.File
@@ -89,6 +89,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 	if t.Run != nil {
 		run.folder = t.Run.Name
 	}
+
 	r.mu.Lock()
 	before, uploadBefore := last(r.saves), last(r.uploads)
 	r.saves = append(r.saves, run)
@@ -96,36 +97,45 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		r.uploads = append(r.uploads, run)
 	}
 	r.mu.Unlock()
+
 	go func() {
 		if before != nil {
 			<-before.done
 		}
+
 		report, err := r.run(ctx, run)
 		if err == nil && run.Run != nil {
 			report.Folder = run.Run.Name
 		}
+
 		if err == nil && t.Tiers != nil && !run.direct {
 			r.removeReplaced(ctx, run, report)
 		}
 		run.note(ctx, report, err)
+
 		if t.Tiers == nil {
 			r.tend(ctx, run, err)
 		}
 		t.Over(report, err)
+
 		r.mu.Lock()
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
 		close(run.done)
+
 		if t.Tiers == nil {
 			return
 		}
+
 		if uploadBefore != nil {
 			<-uploadBefore.uploaded
 		}
+
 		uploaded, uploadErr := run.upload(ctx, report, err)
 		run.carryNotes(ctx, uploaded)
 		r.tend(ctx, run, err)
 		run.Tiers.Uploaded(uploaded, uploadErr)
+
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()
@@ -158,7 +168,7 @@ func (run *running) note(ctx context.Context, report *protocol.SaveReport, err e
 	}
 }
 
-// carryNotes notes in the second store what is noted in the first one, after an upload.
+// carryNotes copies the notes from the first store to the second one, after an upload.
 func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 	if report == nil || report.Direct || !run.leads() || len(run.Metrics) == 0 && run.Run == nil {
 		return
@@ -169,8 +179,8 @@ func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
 }
 
 // tend keeps the run of a save in order, in the background. saved is the error of the save. It
-// is called before the outcome is reported, so that what waits for the outcome can wait for
-// the rest too. If the upload of the save has failed, it is repeated with the next save.
+// is called before the outcome is reported, so that a caller that waits for the outcome can
+// wait for this work too. If the upload of the save has failed, it is repeated with the next save.
 func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 	if run.Run == nil || !run.leads() || saved != nil {
 		return
@@ -427,6 +437,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 	if run.direct {
 		return nil, err
 	}
+
 	part, failed := transfer.Saved{Format: t.format}, err
 	if failed == nil {
 		failed = t.broken
@@ -440,6 +451,7 @@ func (run *running) upload(ctx context.Context, saved *protocol.SaveReport, err 
 			part.Last = p.Published()
 		}
 	}
+
 	// If this fails on one rank, it fails on all of them: also if only the save of this
 	// rank did, or seems to have done so.
 	report, uploadErr := t.Upload(ctx, t.Group, part, failed)

@@ -33,7 +33,7 @@ type savePlanner struct {
 	stop     context.CancelCauseFunc
 	recorder *protocol.Recorder // of the save
 
-	fits bool // everything will be staged: nothing is fetched
+	fits bool // everything will be staged, so no item is fetched
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when items are staged, or err is set
@@ -71,6 +71,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 			return nil, fmt.Errorf("%w: %w", ErrMessage, err)
 		}
 	}
+
 	s := &savePlanner{
 		claims:      c,
 		DefaultSave: plan.DefaultSave{Owner: b.Owner, ValuesMayDiffer: b.ValuesMayDiffer},
@@ -78,6 +79,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 		local: &plan.SavePlan{Absent: b.Absent}, items: make([]stagedItem, len(b.Items)), byKey: make(map[plan.ItemKey]*stagedItem, len(b.Items)),
 	}
 	s.broken, s.stop = context.WithCancelCause(context.Background())
+
 	known := map[string]*plan.Info{}
 	for i := range b.Items {
 		it, err := b.Items[i].writeItem(known, !b.ValuesMayDiffer)
@@ -87,6 +89,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 		if it.Kind != plan.KindBytes && b.TensorsMayDiffer {
 			it.MayDiffer = true
 		}
+
 		x := &s.items[i]
 		*x = stagedItem{itemBody: b.Items[i], number: i, dtype: it.Info.DType, sizes: it.Box.Sizes, at: -1}
 		if it.Kind != plan.KindBytes {
@@ -94,6 +97,7 @@ func newSavePlanner(b *saveBody, arena []byte, c *claims) (*savePlanner, error) 
 				return nil, err
 			}
 		}
+
 		if s.byKey[it.Key()] != nil {
 			continue // equal boxes have equal contents
 		}
@@ -164,8 +168,7 @@ func (s *savePlanner) stageUnit(u *unitBody) error {
 }
 
 // markDone notes that an item is not needed any more, before the trainer receives that:
-// the memory of a unit whose items are all done is free.
-// It returns false if that was noted before.
+// when all items of a unit are done, its memory is free. It returns false if that was noted before.
 func (s *savePlanner) markDone(x *stagedItem) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,7 +243,7 @@ func (s *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
 func (s *savePlanner) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// FinishPlan releases what this rank does not write.
+// FinishPlan releases the items that this rank does not write.
 func (s *savePlanner) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	needed := make(map[*stagedItem]bool, len(p.Items))
 	for i := range p.Items {

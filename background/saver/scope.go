@@ -44,7 +44,7 @@ func (s *scope) keep(address string, open func(string) (blob.Store, error)) (blo
 	return store, err
 }
 
-// since returns a function that returns what a store has done since the call of since.
+// since returns a function that counts the requests to a store since the call of since.
 func (s *scope) since(address string) func() *blob.Traffic {
 	return blob.Since(s.stores.lookup(address)) // files are not counted
 }

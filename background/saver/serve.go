@@ -29,8 +29,8 @@ var errTrainerGone = errors.New("the trainer has ended before its state was stag
 
 // ServeOptions change how a saver works. Nil means the defaults.
 type ServeOptions struct {
-	// Logger receives what happens to saves, requests that are repeated, and the end of the
-	// trainer. Nil: nothing is logged by Serve; Run logs to standard error as text.
+	// Logger receives the events of saves, repeated requests, and the end of the trainer.
+	// Nil: Serve does not log; Run logs to standard error as text.
 	Logger *slog.Logger
 	// OpenStore opens the store of a save or a load by its address: a path or a URL. Nil:
 	// blob.OpenAddress.
@@ -110,7 +110,7 @@ func (s *server) registerAll() {
 // of the trainer.
 //
 // If the trainer sends something that is not a message, or one that makes no sense, the
-// error wraps ErrMessage, and nothing that was not published before is published. If
+// error wraps ErrMessage, and no further checkpoint is published. If
 // arena cannot be used, the error wraps stage.ErrArena. If ctx ends, everything is
 // cancelled, and the error is its cause.
 func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOptions) error {
@@ -132,7 +132,7 @@ func Serve(ctx context.Context, conn net.Conn, arena *os.File, opts *ServeOption
 		s.saves.refuse(err)
 		s.link.refuse(err)
 	} else {
-		s.link.close(0) // a trainer that does not read holds up nothing
+		s.link.close(0) // it does not wait for a trainer that does not read
 	}
 	s.finish(err)
 

@@ -159,7 +159,7 @@ func received[T any](c *trainer, kind string) *T {
 	return b
 }
 
-// wait returns what Serve returned.
+// wait returns the error of Serve.
 func (c *trainer) wait() error {
 	c.Helper()
 	select {
@@ -381,7 +381,7 @@ func unit(lie func(u *unitBody)) func(c *trainer) {
 	}
 }
 
-// overlap sends a save, and a unit of it whose stamp is at an offset.
+// overlap sends a save, and a unit of it with its stamp at an offset.
 func (c *trainer) overlap(at int64) {
 	c.send(typeSave, newSave(2, c.TempDir()))
 	c.send(typeStaged, stagedBody{Generation: 2, Units: []unitBody{c.stage(2, at)}, All: true})
@@ -397,7 +397,7 @@ func load(lie func(b *loadBody)) func(c *trainer) {
 }
 
 // TestServeRefusesBadMessages sends each bad message while a save is staged in part: the
-// saver says why it ends, and publishes nothing.
+// saver says why it ends, and publishes no checkpoint.
 func TestServeRefusesBadMessages(t *testing.T) {
 	before := openDescriptors(t)
 	for claim, bad := range badMessages {
@@ -498,7 +498,7 @@ func TestServeRefusesTheFirstMessage(t *testing.T) {
 	}
 }
 
-// A save that waits for nothing but its turn is not published either.
+// A save that only waits for its turn is not published either.
 func TestServeRefusalFailsSavesThatAreStaged(t *testing.T) {
 	c := newTrainer(t)
 	c.join()
@@ -679,7 +679,7 @@ func TestServeRefusesAnArena(t *testing.T) {
 	}
 }
 
-// An arena of any size has a window whose blocks lie inside of it.
+// An arena of any size has a window with blocks that lie inside of it.
 func TestServeFetchesIntoTheWindow(t *testing.T) {
 	for _, size := range []int64{4 * 4096, 5 * 4096, 47 * 4096, 64 << 10, 1 << 20, 3<<20 + 4096} {
 		a := must.Get(stage.NewShared(size))(t)
@@ -714,7 +714,8 @@ func TestServeFetchesIntoTheWindow(t *testing.T) {
 	}
 }
 
-// A trainer that stages what the saver wants to fetch, and then ends, has staged it.
+// If a trainer stages an item while the saver asks to fetch it, and then ends, the
+// saver reads the staged item.
 func TestServeReadsWhatWasStagedDuringAFetch(t *testing.T) {
 	c := newTrainer(t)
 	c.join()
@@ -731,7 +732,7 @@ func TestServeReadsWhatWasStagedDuringAFetch(t *testing.T) {
 	}
 }
 
-// What a trainer cannot stage or fetch fails the save, and nothing else.
+// A state that a trainer cannot stage or fetch fails only its own save.
 func TestServeFailedSaveHarmsNothing(t *testing.T) {
 	c := newTrainer(t)
 	c.join()
@@ -814,7 +815,7 @@ func TestServeSavesForATrainerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// A saver says what a checkpoint holds, by a number, as in a load.
+// A saver describes the contents of a checkpoint, by a number, as in a load.
 func TestServeDescribes(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a")
 	c := newTrainer(t)

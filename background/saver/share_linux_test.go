@@ -68,8 +68,8 @@ func TestSharedLoads(t *testing.T) {
 	}
 }
 
-// A rank that wants nothing takes part, and an error of one rank reaches all. After it, the
-// ranks can share again.
+// A rank that loads no tensor takes part, and an error of one rank reaches all. After it,
+// the ranks can share again.
 func TestSharedLoadsOfUnequalRanks(t *testing.T) {
 	folder := writeCheckpoint(t, native.Format{}, 1)
 	job := newTrainers(t, 3)

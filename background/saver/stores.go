@@ -6,9 +6,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Stores opens stores by their addresses. It keeps the stores of URLs, whose clients have
-// connections, and opens paths anew, because they may have become files or folders. The
-// zero value is ready to use. Its methods are safe for concurrent use.
+// Stores opens stores by their addresses. It keeps the stores of URLs, because their
+// clients have connections, and opens paths anew, because they may have become files or
+// folders. The zero value is ready to use. Its methods are safe for concurrent use.
 type Stores struct {
 	mu   sync.Mutex
 	kept map[string]blob.Store // guarded by mu

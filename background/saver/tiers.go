@@ -26,7 +26,7 @@ type Tiers struct {
 	Uploaded func(*upload.Report, error)
 
 	format string
-	room   *upload.Room // nil: nothing bounds the local checkpoints
+	room   *upload.Room // nil: no bound on the local checkpoints
 	broken error        // why Remote cannot be opened
 	// direct returns a writer to the remote store.
 	direct func() (storage.Writer, error)

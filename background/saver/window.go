@@ -36,7 +36,7 @@ func newWindow(s *scope) *window {
 type fetching struct {
 	at     int64
 	answer chan error // receives one value
-	left   bool       // nothing waits for the answer any more
+	left   bool       // the fetch has stopped waiting for the answer
 }
 
 // fetch asks the trainer for a part of an item and copies it to p.

@@ -101,7 +101,7 @@ func checkFileSize(n int64) error {
 	return nil
 }
 
-// Close returns the memory to the system. Nothing may use it any more.
+// Close returns the memory to the system. The memory must not be used after that.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

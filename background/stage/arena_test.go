@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestArenaHandsOutFreeMemory allocates and frees at random: what is handed out never
-// overlaps, lies in the arena, and all of it can be used again.
+// TestArenaHandsOutFreeMemory allocates and frees at random: allocations never
+// overlap, lie in the arena, and all of the memory can be used again.
 func TestArenaHandsOutFreeMemory(t *testing.T) {
 	deep.Check(t, func(t *rapid.T) {
 		const pages = 32

@@ -10,5 +10,5 @@ func MapFile(*os.File) ([]byte, error) {
 	return nil, err
 }
 
-// Unmap ends the use of what MapFile returned.
+// Unmap ends the use of the memory that MapFile returned.
 func Unmap([]byte) error { return nil }

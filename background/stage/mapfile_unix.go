@@ -12,7 +12,7 @@ import (
 
 // MapFile maps the file of a shared arena that another process made. Systems without
 // memory files share a file without a name. MapFile refuses a file with a name: any process
-// could shrink it, and reading what is gone would end this process.
+// could shrink it, and reading beyond its end would kill this process.
 //
 // The tag nomemfd compiles this for Linux, so that tests can run it.
 func MapFile(f *os.File) ([]byte, error) {
@@ -33,5 +33,5 @@ func MapFile(f *os.File) ([]byte, error) {
 	return mem, nil
 }
 
-// Unmap ends the use of what MapFile returned.
+// Unmap ends the use of the memory that MapFile returned.
 func Unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }

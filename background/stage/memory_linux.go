@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapPrivate maps memory that costs nothing before it is used.
+// mapPrivate maps memory. Pages cost no memory before they are used.
 func mapPrivate(size int64) ([]byte, *os.File, error) {
 	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -65,7 +65,7 @@ func allocate(f *os.File, off, n int64) error {
 }
 
 // MapFile maps the file of a shared arena that another process made. It refuses a file
-// that could shrink, because reading what is gone would end this process.
+// that could shrink, because reading beyond its end would kill this process.
 func MapFile(f *os.File) ([]byte, error) {
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 {
@@ -85,7 +85,7 @@ func MapFile(f *os.File) ([]byte, error) {
 	return mem, nil
 }
 
-// Unmap ends the use of what MapFile returned.
+// Unmap ends the use of the memory that MapFile returned.
 func Unmap(mem []byte) error { return unmap(mem) }
 
 func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }

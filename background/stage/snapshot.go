@@ -1,6 +1,6 @@
 // Package stage copies the state of a rank aside, so that training can go on while the
 // copy is saved. An [Arena] is the memory for the copies, and a [Snapshot] is one copied
-// state, as a planner that a save can use. The package knows nothing of storage and of
+// state, as a planner that a save can use. The package does not depend on storage or
 // processes.
 package stage
 
@@ -69,7 +69,7 @@ type Snapshot struct {
 	mu      sync.Mutex
 	event   chan struct{} // closed at the next change
 	fits    bool          // all units have memory
-	pending int           // units whose memory the caller must not change yet
+	pending int           // units with memory that the caller must not change yet
 	err     error         // why the save cannot use the snapshot any more
 }
 
@@ -115,7 +115,7 @@ type segment struct {
 	at     int64 // in the unit
 }
 
-// New plans the snapshot of a state. Nothing is copied yet.
+// New plans the snapshot of a state. It does not copy the state yet.
 func New(p plan.SavePlanner, setup plan.SaveSetup, a *Arena, generation uint64) (*Snapshot, error) {
 	if err := p.SetUp(setup); err != nil {
 		return nil, err
@@ -259,10 +259,10 @@ func (s *Snapshot) unitFor(size int64) *unit {
 	return u
 }
 
-// Fill stages what there is memory for, in parallel, and returns whether that is
-// everything. It calls start when the save may begin. A save waits for units that are
-// being copied, and reads units without memory from the memory of the caller. If early is set
-// or there is not enough memory, the save can read each unit as soon as it is copied, and
+// Fill stages the units that fit into memory, in parallel, and returns whether these are all
+// units. It calls start when the save may begin. A save waits for units that are being
+// copied, and reads units without memory from the memory of the caller. If early is set or
+// there is not enough memory, the save can read each unit as soon as it is copied, and
 // otherwise when all are.
 func (s *Snapshot) Fill(ctx context.Context, early bool, start func()) (all bool, err error) {
 	all, _, err = s.fill(ctx, early, start)
@@ -286,9 +286,11 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 			s.signal()
 		}
 	}
+
 	if len(now) > 0 {
 		err = s.copyUnits(ctx, now, copied)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, u := range now {
@@ -300,6 +302,7 @@ func (s *Snapshot) fill(ctx context.Context, early bool, start func()) (all bool
 			s.drop(u)
 		}
 	}
+
 	if err != nil {
 		s.setErr(err)
 	}
@@ -462,7 +465,7 @@ func (s *Snapshot) Await(done <-chan struct{}) {
 }
 
 // fail makes the save fail: it must not read the snapshot any more. If the state does not
-// have to be kept any longer, nothing happens, and fail returns false.
+// have to be kept any longer, fail does not change the save and returns false.
 func (s *Snapshot) fail(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -485,7 +488,7 @@ func (s *Snapshot) setErr(err error) {
 	}
 }
 
-// Close frees the memory. Nothing may read the snapshot any more.
+// Close frees the memory. The snapshot must not be read after that.
 func (s *Snapshot) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -521,8 +524,8 @@ func (s *Snapshot) signal() {
 // memory returns the memory of a unit in the arena.
 func (s *Snapshot) memory(u *unit) []byte { return s.arena.mem[u.off : u.off+u.size : u.off+u.size] }
 
-// stamp returns the beginning of a unit, which holds the generation of what is staged
-// there, or zero while it is being copied.
+// stamp returns the beginning of a unit, which holds the generation of the staged
+// unit, or zero while it is being copied.
 func (s *Snapshot) stamp(u *unit) []byte { return s.memory(u)[:stampBytes] }
 
 // check returns ErrGeneration if the unit does not hold this snapshot.
@@ -534,7 +537,7 @@ func (s *Snapshot) check(u *unit) error {
 	return nil
 }
 
-// task is a part of what is copied.
+// task is a part of the copying.
 type task struct {
 	unit     *unit
 	dst, src []byte
@@ -555,6 +558,7 @@ func (s *Snapshot) copyUnits(ctx context.Context, units []*unit, copied func(*un
 		*last = append(*last, t)
 		t.unit.uncopied.Add(1)
 	}
+
 	for _, u := range units {
 		mem := s.memory(u)
 		for _, g := range u.segments {
@@ -570,6 +574,7 @@ func (s *Snapshot) copyUnits(ctx context.Context, units []*unit, copied func(*un
 			}
 		}
 	}
+
 	return work.Each(ctx, len(batches), runtime.GOMAXPROCS(0), func(_ context.Context, i int) error {
 		for _, t := range batches[i] {
 			if t.tensor == nil {
@@ -671,6 +676,7 @@ func (s *Snapshot) open(x *item) (*tensor.Tensor, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
+
 	switch u.state {
 	case waiting:
 		u.state = direct
@@ -682,10 +688,12 @@ func (s *Snapshot) open(x *item) (*tensor.Tensor, error) {
 		s.err = fmt.Errorf("%w: it was freed", ErrGeneration)
 		return nil, s.err
 	}
+
 	u.open++
 	if u.state == direct {
 		return x.source, nil
 	}
+
 	mem := s.memory(u)[x.at:]
 	if x.dense {
 		return tensor.FromBytes(x.source.DType(), x.source.Shape(), mem[:x.source.NumBytes()])
@@ -693,7 +701,7 @@ func (s *Snapshot) open(x *item) (*tensor.Tensor, error) {
 	return tensor.FromStrided(x.source.DType(), x.source.Shape(), x.source.Strides(), 0, mem[:len(x.source.Memory())])
 }
 
-// release ends the use of what open returned.
+// release ends the use of the stream that open returned.
 func (s *Snapshot) release(x *item) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

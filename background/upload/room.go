@@ -46,7 +46,7 @@ type Room struct {
 	leads bool // this rank makes room for the ranks that use the same folder
 }
 
-// What a checkpoint takes in addition to the bytes of its items, at most: entries of an
+// Bounds of the bytes of a checkpoint beside the bytes of its items: entries of an
 // index and headers, alignment, checksums, and a record.
 const (
 	itemOverhead = 4096
@@ -55,14 +55,14 @@ const (
 	rankOverhead = 64 << 10
 )
 
-// share is what one rank tells rank 0.
+// share is the message of one rank to rank 0.
 type share struct {
 	Leader int    `json:"leader"`
 	Items  []byte `json:"items"` // for each item: its hash and its size
 }
 
-// encodeItems returns the items of a plan for rank 0, which finds out what several ranks
-// hold.
+// encodeItems returns the items of a plan for rank 0, which finds the items that several
+// ranks hold.
 func encodeItems(p *plan.SavePlan) []byte {
 	var out []byte
 	for i := range p.Items {
@@ -76,7 +76,7 @@ func encodeItems(p *plan.SavePlan) []byte {
 	return out
 }
 
-// needs returns what the ranks of each leader write at most.
+// needs returns an upper bound of the bytes that the ranks of each leader write.
 func (r *Room) needs(all []share) []int64 {
 	type key struct {
 		leader int
@@ -143,7 +143,7 @@ func (r *Room) Trim(ctx context.Context) {
 // markPrefix begins the names of the locks that are marks.
 const markPrefix = "tier-"
 
-// mark is what a rank shows to the others in its folder.
+// mark identifies the folder of a rank for the other ranks.
 type mark struct {
 	Token string `json:"token"` // of a lock in the folder; empty: it has no locks
 	Place string `json:"place"` // host and path
@@ -185,7 +185,7 @@ func (m *marked) sweep(ctx context.Context) {
 	}
 }
 
-// lowest returns the lowest rank whose mark is in the folder. Host and path count only if
+// lowest returns the lowest rank with a mark in the folder. Host and path count only if
 // there are no locks: several hosts may have the same name.
 func (m *marked) lowest(ctx context.Context, all []mark) (int, error) {
 	locks, err := m.store.Locks(ctx, "")
@@ -350,8 +350,8 @@ func (r *Room) local() []copied {
 }
 
 // remove removes the files that the remote run has too, if both are of the same save. It
-// removes no other files, and nothing while a save is under way or if other checkpoints refer
-// to it.
+// removes no other files, and none at all while a save is under way or if other checkpoints
+// refer to it.
 func (c *copied) remove(ctx context.Context, there *complete) (removed bool, err error) {
 	store, err := file.Open(c.dir, nil)
 	if err != nil {
@@ -408,6 +408,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 		return nil, err
 	}
 	defer c.Close()
+
 	out := &complete{saveID: c.Storage().SaveID, sizes: map[string]int64{}}
 	if out.saveID == "" {
 		return nil, nil
@@ -415,6 +416,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 	if out.format, err = formats.Detect(ctx, store); err != nil {
 		return nil, err
 	}
+
 	have := map[string]int64{}
 	for info, err := range store.List(ctx, "") {
 		if err != nil {
@@ -426,6 +428,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 			out.sizes[info.Name] = info.Size
 		}
 	}
+
 	for _, f := range c.Files() {
 		if size, ok := have[f.Name]; !ok || size != f.Size {
 			return nil, nil
@@ -436,7 +439,7 @@ func whole(ctx context.Context, store blob.Store) (*complete, error) {
 }
 
 // common returns the files of a local store that belong to the same save, the record
-// first. A store of a rank that has no record has data files, whose names contain the
+// first. A store of a rank without the record has data files; their names contain the
 // id of their save.
 func (there *complete) common(ctx context.Context, local blob.Store) ([]string, error) {
 	var names []string

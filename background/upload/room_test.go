@@ -159,8 +159,8 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// Nothing is removed from a folder while a save is under way there, or from the
-// folder of the new checkpoint.
+// A folder keeps its files while a save is under way there, and so does the folder
+// of the new checkpoint.
 func TestFoldersInUseStay(t *testing.T) {
 	local := t.TempDir()
 	for _, name := range []string{"step-1", "step-2"} {
@@ -245,7 +245,7 @@ func planOf(n int64, names ...string) *plan.SavePlan {
 	return p
 }
 
-// What several ranks hold counts once, in each folder. All ranks decide the same.
+// Items that several ranks hold count once, in each folder. All ranks decide the same.
 func TestRoomOfSeveralRanks(t *testing.T) {
 	const n = 10 << 20
 	for _, c := range []struct {
@@ -301,7 +301,7 @@ func TestRoomOfSeveralRanks(t *testing.T) {
 	}
 }
 
-// Ranks on hosts of the same name, whose folders have the same path, make room on their own
+// Ranks on hosts of the same name, with folders of the same path, make room on their own
 // disks.
 func TestHostsOfOneName(t *testing.T) {
 	var ms [2]marked

@@ -28,8 +28,8 @@ type Report struct {
 	// Direct means that there was no room in the local store: the save itself went to
 	// the remote one.
 	Direct bool `json:"direct,omitempty"`
-	// Traffic is what the remote store did for this rank, other work in the same
-	// blob.Store at the same time included. Nil: the store does not count its requests.
+	// Traffic counts the requests of this rank to the remote store, including other
+	// work in the same blob.Store at the same time. Nil: the store does not count its requests.
 	Traffic *blob.Traffic `json:"traffic,omitempty"`
 }
 
@@ -44,17 +44,17 @@ type Pair struct {
 	Memory int64
 }
 
-// totals is what all ranks have uploaded.
+// totals counts the bytes and files that all ranks have uploaded.
 type totals struct {
 	Bytes int64 `json:"bytes"`
 	Files int   `json:"files"`
 }
 
-// Upload copies what this rank has saved to the remote store. All ranks of g call it, and
-// it fails on all of them or on no rank. saved is the error of the save on this rank: no
-// rank uploads anything unless it is nil on all ranks. Rank 0 has saved the record. The
-// checkpoint appears in the remote store completely or not at all. After a failure, files
-// that are complete stay there, and a later copy uses them.
+// Upload copies the files that this rank has saved to the remote store. All ranks of g
+// call it, and it fails on all of them or on no rank. saved is the error of the save on
+// this rank: no rank uploads anything unless it is nil on all ranks. Rank 0 has saved the
+// record. The checkpoint appears in the remote store completely or not at all. After a
+// failure, files that are complete stay there, and a later copy uses them.
 func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, saved error) (*Report, error) {
 	start, since := time.Now(), blob.Since(p.Remote)
 	var parts *transfer.Parts
@@ -63,8 +63,9 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 			parts.Close()
 		}
 	}()
+
 	// Rank 0 locks the remote folder before any rank writes to it, so that 'cairn clean'
-	// knows whose files are there if the ranks die.
+	// recognises the files of dead ranks.
 	err := group.Each(ctx, group.StopEarly(g), "begin upload", func(ctx context.Context) (err error) {
 		if saved != nil {
 			return fmt.Errorf("there is nothing to upload: %w", saved)
@@ -75,6 +76,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	var data []storage.File // of all ranks, on rank 0
 	_, err = group.Decide(ctx, group.StopEarly(g), "upload", group.JSON[[]storage.File](), group.Bytes{},
 		func(ctx context.Context) ([]storage.File, error) { return s.Files, parts.Copy(ctx) },
@@ -85,6 +87,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	// A rank whose context ends still learns whether the copy was published.
 	sum, err := group.Broadcast(context.WithoutCancel(ctx), g, "publish", 0, group.JSON[totals](), func(context.Context) (totals, error) {
 		if err := group.ContextError(ctx); err != nil {
@@ -99,6 +102,7 @@ func (p *Pair) Upload(ctx context.Context, g group.Group, s transfer.Saved, save
 	if err != nil {
 		return nil, err
 	}
+
 	return &Report{
 		SaveID: s.SaveID, Bytes: sum.Bytes, RankBytes: parts.Report().Bytes, Files: sum.Files, Time: time.Since(start), Traffic: since(),
 	}, nil

@@ -81,7 +81,7 @@ func run(m *testing.M) int {
 	}
 	defer func() {
 		in.Close()
-		server.Process.Kill() // it has nothing to lose
+		server.Process.Kill() // it has no data to keep
 		server.Wait()
 	}()
 	lines := bufio.NewScanner(out)

@@ -209,7 +209,7 @@ func serveAzure(ctx context.Context) (connection, bucket string, stop func(), er
 	}
 	stop = func() {
 		in.Close()
-		server.Process.Kill() // it has nothing to lose
+		server.Process.Kill() // it has no data to keep
 		server.Wait()
 	}
 	impatient := time.AfterFunc(startTime, func() { server.Process.Kill() })

@@ -3,7 +3,7 @@
 package main
 
 // With the tag etcd, ranks of a job can meet through etcd. Its client keeps the linker from
-// removing methods that nothing calls, so it would make the program half as large again.
+// removing unused methods, so it would make the program half as large again.
 import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/cli"
 	"github.com/cairn-ckpt/cairn/group/etcd"

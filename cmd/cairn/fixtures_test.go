@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
 )
 
-// cairnJSON runs a command with --json and decodes what it prints.
+// cairnJSON runs a command with --json and decodes its output.
 func cairnJSON(t *testing.T, out any, args ...string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -95,8 +95,8 @@ func TestReadingCommandsOnEveryFixture(t *testing.T) {
 	}
 }
 
-// A run may consist of checkpoints of all programs: they are listed, tagged and removed. Tags
-// do not change what is read.
+// A run may consist of checkpoints of all programs: they are listed, tagged and removed. The
+// checkpoints read the same with tags and without.
 func TestRunOfEveryFixture(t *testing.T) {
 	run := filepath.Join(t.TempDir(), "run")
 	var names []string

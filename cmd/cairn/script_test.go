@@ -134,7 +134,7 @@ func makeTensors(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// makeChain saves a run whose checkpoints step-0, step-1, … refer to each other: chain DIR N.
+// makeChain saves a run with checkpoints step-0, step-1, … that refer to each other: chain DIR N.
 func makeChain(ts *testscript.TestScript, _ bool, args []string) {
 	n, err := strconv.Atoi(args[1])
 	ts.Check(err)
@@ -301,7 +301,7 @@ func makeNewer(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(name, fmt.Appendf(nil, `{"crc32c": "%08x", "record": %s}`, crc, record), 0o644))
 }
 
-// makeTimeline makes a checkpoint without contents whose save had a number of ranks, of
+// makeTimeline makes a checkpoint without contents, saved by a number of ranks, of
 // which one was slow: timeline DIR RANKS.
 func makeTimeline(ts *testscript.TestScript, _ bool, args []string) {
 	ranks, err := strconv.Atoi(args[1])
@@ -328,7 +328,7 @@ func makeTimeline(ts *testscript.TestScript, _ bool, args []string) {
 	}}, nil))
 }
 
-// masks remove from an output what depends on the layout of the format.
+// masks hide the parts of an output that depend on the layout of the format.
 var masks = []struct {
 	find *regexp.Regexp
 	put  string

@@ -183,8 +183,8 @@ func TestWebOnRunOfEveryFixture(t *testing.T) {
 	}
 }
 
-// What a training program calls its newest checkpoint does not make its folder a checkpoint:
-// the explorer shows the run.
+// A training program's pointer to its newest checkpoint does not make the folder a
+// checkpoint: the explorer shows the run.
 func TestWebOnPointer(t *testing.T) {
 	n := 0
 	for _, c := range storagetest.Fixtures(t, "*/*") {

@@ -13,10 +13,10 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 )
 
-// sparing lets rank 0, which has other work, write only what no other rank holds.
+// sparing lets rank 0, which has other work, write only items that no other rank holds.
 type sparing struct{ plan.DefaultSave }
 
-// GlobalPlan takes from rank 0 what another rank holds too, and leaves the rest
+// GlobalPlan takes from rank 0 the items that another rank holds too, and leaves the rest
 // to the default planner. The plans it was given stay as they are.
 func (s *sparing) GlobalPlan(plans []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
 	elsewhere := map[plan.ItemKey]bool{}

@@ -1,7 +1,6 @@
-// Package examples holds the code that the pages in docs and the README quote, so
-// that what they show compiles and runs. Each file is one pattern and uses nothing
-// that a program outside of this module could not use; this one has what they
-// share.
+// Package examples holds the code that the pages in docs and the README quote, so that
+// quoted code compiles and runs. Each file is one pattern and uses only packages that a
+// program outside of this module can use; this file has their shared code.
 package examples
 
 import (

@@ -64,7 +64,7 @@ func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *ten
 	if err := g.Backward(loss, nil); err != nil { // also the error of the operators before
 		return nil, err
 	}
-	// Does nothing if all parameters are cut. It sums the gradients of replicated ones.
+	// Sums the gradients of replicated parameters. There are none if all parameters are cut.
 	if err := nn.ReduceGrads(ctx, m.Params(), comms); err != nil {
 		return nil, err
 	}
@@ -80,8 +80,8 @@ func descend(ctx context.Context, m *nn.Module, comms *nn.Comms, x, classes *ten
 	return loss.Data(), nil
 }
 
-// trainModel does some steps and saves the model in the background. It begins with what
-// the store has, unless first is 0. It returns the mean loss of the last step.
+// trainModel does some steps and saves the model in the background. It begins with the
+// checkpoint in the store, unless first is 0. It returns the mean loss of the last step.
 func trainModel(ctx context.Context, world group.Group, store blob.Store, first, end int) (float32, error) {
 	// Every rank makes the same values and keeps its share of them.
 	p, m := host.New(world), perceptron(nn.Normal(0.3, rand.New(rand.NewPCG(1, 1))))

@@ -14,8 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// train is what each rank does: two groups of two average their gradients, and
-// all ranks save together.
+// train runs on each rank: two groups of two average their gradients, and all ranks save together.
 func train(ctx context.Context, world group.Group, store *mem.Store) error {
 	p, err := platform.Open("host", world, host.Factory())
 	if err != nil {

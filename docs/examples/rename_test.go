@@ -13,8 +13,8 @@ import (
 // swapped loads the average of the weights in place of the weights.
 type swapped struct{ plan.DefaultLoad }
 
-// SetUp hands the default planner a state with the names of the checkpoint. The slots
-// put what is loaded at its place in the caller's state, which stays as it is.
+// SetUp hands the default planner a state with the names of the checkpoint. The slots put
+// loaded values at their places in the caller's state, which stays as it is.
 func (s *swapped) SetUp(set plan.LoadSetup) error {
 	slots, err := plan.Flatten(set.State)
 	if err != nil {

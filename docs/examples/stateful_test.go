@@ -17,7 +17,7 @@ type momentum struct {
 
 var _ cairn.Stateful = (*momentum)(nil)
 
-// State returns what is saved, and what a load fills: tensors in place, other
+// State returns the values to save. A load fills the same values: tensors in place, other
 // values in the map.
 func (m *momentum) State() (cairn.State, error) {
 	return cairn.State{"average": m.average, "steps": m.steps}, nil

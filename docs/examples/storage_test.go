@@ -29,7 +29,7 @@ const (
 )
 
 // zipWriter writes a compressed file for each item. The calls that it does not override
-// do nothing.
+// have no effect.
 type zipWriter struct {
 	storage.PassWriter
 	store   blob.Store
@@ -97,7 +97,7 @@ func (w *zipWriter) Finish(ctx context.Context, md *meta.Metadata, results []*st
 	return err
 }
 
-// Abort removes what this rank wrote.
+// Abort removes the files that this rank wrote.
 func (w *zipWriter) Abort(ctx context.Context) error {
 	var errs []error
 	for _, name := range w.written {
@@ -106,7 +106,7 @@ func (w *zipWriter) Abort(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// zipReader reads what zipWriter wrote.
+// zipReader reads the files of zipWriter.
 type zipReader struct {
 	storage.PassReader
 	store   blob.Store

@@ -10,8 +10,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// scaled multiplies what it loads: the checkpoint has small integers, the state
-// wants numbers.
+// scaled multiplies the loaded elements: the checkpoint has small integers, the state wants
+// numbers.
 type scaled struct {
 	plan.DefaultLoad
 	by float32

@@ -9,8 +9,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// publishVersions trains, and publishes the weights after each step. A version has what has
-// changed since the one before.
+// publishVersions trains, and publishes the weights after each step. A version has the
+// changes since the one before.
 func publishVersions(ctx context.Context, address string, model *tensor.Tensor, versions int64, train func()) error {
 	keep, err := cairn.ParsePolicy("last 4")
 	if err != nil {
@@ -45,7 +45,7 @@ func followVersions(ctx context.Context, address string, model *tensor.Tensor, l
 		if err != nil {
 			return err
 		}
-		err = pause(func() error { // while nothing uses the model
+		err = pause(func() error { // while the model is not in use
 			report, err := next.Commit()
 			if err == nil {
 				version = report.Version

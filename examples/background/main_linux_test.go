@@ -20,7 +20,7 @@ import (
 
 const ranks = 2
 
-// program is the example and what starts its ranks.
+// program has the paths of the example, of the command that starts its ranks, and of the run.
 type program struct{ cairn, background, run string }
 
 func build(t *testing.T) *program {
@@ -35,8 +35,8 @@ func build(t *testing.T) *program {
 	return &program{filepath.Join(dir, "cairn"), filepath.Join(dir, "background"), filepath.Join(t.TempDir(), "run")}
 }
 
-// start starts the ranks. lines are what they print, each with its rank. Their log goes to
-// a file, which the test prints if it fails.
+// start starts the ranks. lines are the lines of their output, each with its rank. Their
+// log goes to a file, which the test prints if it fails.
 func (p *program) start(ctx context.Context, t *testing.T, args ...string) (cmd *exec.Cmd, lines *bufio.Scanner) {
 	t.Helper()
 	cmd = exec.CommandContext(ctx, p.cairn, slices.Concat([]string{"launch", "-n", fmt.Sprint(ranks), "--", p.background, "-run", p.run}, args)...)
@@ -58,8 +58,8 @@ func (p *program) start(ctx context.Context, t *testing.T, args ...string) (cmd 
 	return cmd, bufio.NewScanner(out)
 }
 
-// staged reads what the ranks print until all of them have staged a step that is at least
-// least, and returns that step.
+// staged reads the output of the ranks until all of them have staged a step that is at
+// least least, and returns that step.
 func staged(t *testing.T, lines *bufio.Scanner, least int64) int64 {
 	t.Helper()
 	count := map[int64]int{}
@@ -85,7 +85,7 @@ func TestKilledJobContinues(t *testing.T) {
 	defer cancel()
 	killed, lines := p.start(ctx, t, "-steps", "1000000000", "-every", "5")
 	step := staged(t, lines, 9)
-	for { // until the saver of rank 0 has read what to save
+	for { // until the saver of rank 0 has read the state
 		c, err := cairn.OpenPath(ctx, filepath.Join(p.run, fmt.Sprintf("step-%06d", step)))
 		if err == nil {
 			c.Close()

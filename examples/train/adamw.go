@@ -25,7 +25,7 @@ type slot struct {
 
 const beta1, beta2, epsilon = 0.9, 0.999, 1e-8
 
-// newAdamW returns the optimizer of a model whose parameters have layouts.
+// newAdamW returns the optimizer of a model. Its parameters have layouts.
 func newAdamW(m *model, rate, decay float64) (*adamw, error) {
 	o := &adamw{rate: rate, decay: decay}
 	for name, p := range m.Params() {

@@ -27,15 +27,18 @@ func runBench(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	params := int64(0)
 	for _, p := range j.model.Params() {
 		params += p.Local().NumElements()
 	}
+
 	list := products(c.sizes)
 	flops := 0.0
 	for _, p := range list {
 		flops += 2 * float64(p.m) * float64(p.n) * float64(p.k) * float64(p.times)
 	}
+
 	const rounds = 10
 	var training, alone time.Duration
 	for step := range rounds + 1 {
@@ -52,6 +55,7 @@ func runBench(ctx context.Context) error {
 			alone += time.Since(middle)
 		}
 	}
+
 	rate := func(d time.Duration) float64 { return flops * rounds / d.Seconds() / 1e9 }
 	fmt.Printf("parameters       %d\n", params)
 	fmt.Printf("tokens           %.0f/s\n", float64(c.Batch*c.Time*rounds)/training.Seconds())
@@ -100,7 +104,7 @@ func products(s sizes) []gemm {
 	return out
 }
 
-// run computes the products by gonum and nothing else.
+// run computes the products by gonum alone.
 func (g gemm) run() {
 	one := func(c []float32) {
 		lda, ldb := g.k, g.n

@@ -26,7 +26,7 @@ type phase struct {
 	ranks int
 	grid
 	steps int // of the run, at the end of the phase
-	kill  int // the step whose save is disturbed; 0: no step
+	kill  int // the save of this step is disturbed; 0: no step
 }
 
 // String returns the number of processes.
@@ -50,14 +50,17 @@ func runDemo(ctx context.Context, steps int, plot string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	first := phase{ranks: 4, grid: grid{2, 2, sharded}, steps: steps}
 	fmt.Printf("an undisturbed run: %v as %v\n", first, first.grid)
 	calm := map[int]float64{}
 	if err := first.run(ctx, filepath.Join(dir, "calm"), calm); err != nil {
 		return err
 	}
+
 	first.kill = steps/3/every*every + every - 1
 	disturbed, marks := map[int]float64{}, map[int]string{}
+
 	for i, p := range []phase{
 		first,
 		{ranks: 3, grid: grid{3, 1, flat}, steps: steps * 2 / 3},
@@ -87,9 +90,11 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 		return err
 	}
 	defer os.RemoveAll(dir)
+
 	var wg sync.WaitGroup
 	ends := make([]error, p.ranks)
 	cmds := make([]*exec.Cmd, p.ranks)
+
 	for r := range p.ranks {
 		cmd := exec.CommandContext(ctx, self, "-run", folder, "-steps", fmt.Sprint(p.steps), "-every", fmt.Sprint(every),
 			"-data", fmt.Sprint(p.Data), "-tensor", fmt.Sprint(p.Tensor), "-kind", p.Kind)
@@ -101,6 +106,7 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 		if err != nil {
 			return err
 		}
+
 		if err := cmd.Start(); err != nil {
 			return err
 		}
@@ -114,10 +120,12 @@ func (p phase) run(ctx context.Context, folder string, losses map[int]float64) e
 			}
 		})
 	}
+
 	wg.Wait()
 	if p.kill == 0 {
 		return errors.Join(ends...)
 	}
+
 	for _, err := range ends {
 		if err != nil {
 			fmt.Printf("  %v\n", err)
@@ -151,21 +159,25 @@ func compare(calm, disturbed map[int]float64, steps int, marks map[int]string, p
 	curves := []curve{{name: "undisturbed", color: "#1f77b4"}, {name: "disturbed", color: "#d62728"}}
 	worst, equal := 0.0, 0
 	fmt.Printf("%6s %14s %14s %12s\n", "step", "undisturbed", "disturbed", "difference")
+
 	for step := range steps {
 		a, aok := calm[step]
 		b, bok := disturbed[step]
 		if !aok || !bok {
 			return fmt.Errorf("step %d has no loss", step)
 		}
+
 		curves[0].loss, curves[1].loss = append(curves[0].loss, a), append(curves[1].loss, b)
 		if a == b && equal == step {
 			equal++
 		}
+
 		worst = max(worst, math.Abs(a-b)/math.Abs(a))
 		if step%every == 0 || step == steps-1 || marks[step] != "" {
 			fmt.Printf("%6d %14.7f %14.7f %12.1e  %s\n", step, a, b, b-a, marks[step])
 		}
 	}
+
 	fmt.Printf("the losses of the first %d steps are equal to the last bit; all differ by at most %.1e of their value\n", equal, worst)
 	f, err := os.Create(plot)
 	if err != nil {
@@ -174,6 +186,7 @@ func compare(calm, disturbed map[int]float64, steps int, marks map[int]string, p
 	if err := errors.Join(writeSVG(f, "Loss of a run that lost ranks, and of an undisturbed one", curves, marks), f.Close()); err != nil {
 		return err
 	}
+
 	fmt.Println("the plot is in", plot)
 	if worst > tolerance || math.IsNaN(worst) {
 		return fmt.Errorf("the curves differ by %.1e; %.1e is allowed", worst, tolerance)

@@ -38,7 +38,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// config is what the flags say.
+// config has the values of the flags.
 type config struct {
 	sizes
 	grid
@@ -57,6 +57,7 @@ func (c config) check() error {
 
 func main() {
 	saver.Main() // first: this program is also the process that saves
+
 	c := config{}
 	flag.StringVar(&c.Run, "run", "run", "the `folder` for checkpoints, which all ranks see; empty: do not save or resume")
 	flag.StringVar(&c.Text, "text", "", "the `file` to learn from; empty: a generated text")
@@ -77,6 +78,7 @@ func main() {
 	demo := flag.Bool("demo", false, "lose ranks, go on with fewer, and compare the losses with an undisturbed run")
 	bench := flag.Bool("bench", false, "compare the speed of training with its matrix products alone")
 	flag.Parse()
+
 	err := c.check()
 	switch ctx := context.Background(); {
 	case err != nil:
@@ -91,6 +93,7 @@ func main() {
 	default:
 		err = train(ctx, c)
 	}
+
 	switch {
 	case errors.Is(err, errSignal):
 		log.Print(err)
@@ -112,22 +115,27 @@ func train(ctx context.Context, c config) (err error) {
 	if err != nil {
 		return err
 	}
+
 	p, err := platform.Open(platform.NameFromEnv("host"), world, host.Factory())
 	if err != nil {
 		return err
 	}
 	defer p.Close(ctx, p.World())
+
 	j, err := newJob(ctx, p, c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.close(ctx)) }()
+
 	first, err := j.resume(ctx) // steps are counted from 0
 	if err != nil {
 		return err
 	}
+
 	preempt := cairn.OnSignal(&cairn.PreemptOptions{Group: j.world}, syscall.SIGTERM)
 	defer preempt.Close()
+
 	for step := first; step < c.Steps; step++ {
 		loss, err := j.step(ctx, step)
 		if err != nil {
@@ -138,9 +146,11 @@ func train(ctx context.Context, c config) (err error) {
 				log.Print(err) // the next save may succeed
 			}
 		}
+
 		if world.Rank() == 0 {
 			fmt.Printf("step %d loss %.9g\n", step, loss)
 		}
+
 		stop, err := preempt.Requested(ctx) // the same answer on all ranks
 		if err != nil {
 			return err
@@ -151,6 +161,7 @@ func train(ctx context.Context, c config) (err error) {
 			}
 			return errSignal
 		}
+
 		if (step+1)%c.Every == 0 && c.Run != "" {
 			fmt.Println("saving step", step) // on all ranks: the demo waits for this line to kill one
 			if err := j.save(ctx, step); err != nil {
@@ -192,6 +203,7 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	if c.Data == 0 {
 		c.Data = p.World().Size() / max(1, c.Tensor)
 	}
+
 	j := &job{config: c}
 	var err error
 	if j.at, err = arrange(ctx, p, c.grid); err != nil {
@@ -200,12 +212,14 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	if c.Batch%c.Data != 0 {
 		return nil, fmt.Errorf("a batch of %d sequences cannot be shared by %d ranks", c.Batch, c.Data)
 	}
+
 	if j.world, err = platform.Comm(p.World()); err != nil { // the group for saves and loads
 		return nil, err
 	}
 	if j.text, err = readCorpus(c.Text); err != nil {
 		return nil, err
 	}
+
 	// Every rank makes the same values and keeps its share of them.
 	if j.model, err = newModel(c.sizes, nn.Normal(0.02, rand.New(rand.NewPCG(1, 2)))); err != nil {
 		return nil, err
@@ -222,6 +236,7 @@ func newJob(ctx context.Context, p platform.Platform, c config) (*job, error) {
 	if err := j.overlap(ctx, p); err != nil {
 		return nil, err
 	}
+
 	if c.Run != "" {
 		j.stager, err = newStager(p)
 	}
@@ -319,7 +334,7 @@ func (j *job) loss(g *autograd.Graph, step int) (*autograd.Var, error) {
 	return g.Scale(j.model.loss(g, x, y), 1/float64(j.Data*j.Tensor)), nil
 }
 
-// state is what a checkpoint has.
+// state is the state that a checkpoint has.
 func (j *job) state(step int) cairn.State {
 	return cairn.State{"model": j.model.Module, "optim": j.opt, "step": int64(step), "sizes": j.sizes.String()}
 }
@@ -399,6 +414,7 @@ func (j *job) resume(ctx context.Context) (int, error) {
 	if j.Run == "" {
 		return 0, nil
 	}
+
 	// If the job was killed, its savers may still be writing. They give up after 30 minutes.
 	patience, cancel := context.WithTimeout(ctx, 40*time.Minute)
 	defer cancel()
@@ -409,16 +425,19 @@ func (j *job) resume(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	store, err := cairn.OpenStore(found.Path)
 	if err != nil {
 		return 0, err
 	}
+
 	state := j.state(0)
 	// A job in PyTorch saves no sizes.
 	opts := &cairn.LoadOptions{Group: j.world, AllowMissingFunc: func(name string) bool { return name == "sizes" }}
 	if _, err := cairn.Load(ctx, store, state, opts); err != nil {
 		return 0, err
 	}
+
 	// Without this, a model with other heads, or with fewer layers, would go on as if it had learned.
 	if has := state["sizes"]; has != j.sizes.String() {
 		return 0, fmt.Errorf("%s is of a model of %v; this one has %v", found.Path, has, j.sizes)

@@ -273,7 +273,7 @@ func TestResumeRefusesAnotherModel(t *testing.T) {
 	}
 }
 
-// What the flags cannot mean is an error before anything is computed.
+// Impossible flags are an error before anything is computed.
 func TestWrongConfigurationsAreRefused(t *testing.T) {
 	for name, change := range map[string]func(c *config){
 		"no step between saves":     func(c *config) { c.Every = 0 },

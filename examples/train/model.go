@@ -14,7 +14,7 @@ type sizes struct {
 	Batch                      int // sequences of a step, over all ranks
 }
 
-// String names what two jobs must have in common to go on with each other's model.
+// String returns the sizes that two jobs must share to go on with each other's model.
 func (s sizes) String() string {
 	return fmt.Sprintf("%d layers, %d heads, width %d, time %d", s.Layers, s.Heads, s.Width, s.Time)
 }
@@ -28,7 +28,7 @@ type model struct {
 	heads  int // that this rank computes
 }
 
-// newModel returns a model whose parameters init makes. The names of its parameters, such
+// newModel returns a model. init makes its parameters. The names of its parameters, such
 // as "blocks.0.q.weight", are the names in the checkpoint.
 func newModel(s sizes, init nn.Init) (*model, error) {
 	m := &model{sizes: s, heads: s.Heads}

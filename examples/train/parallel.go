@@ -108,7 +108,7 @@ func (at *position) cut(name string, p *nn.Param) error {
 	if at.Kind == sharded {
 		inColumn = shard.Shard(0)
 		if inRow == shard.Shard(0) && at.Tensor > 1 {
-			inColumn = shard.StridedShard(0, at.Tensor) // cuts what this row of the grid has
+			inColumn = shard.StridedShard(0, at.Tensor) // cuts the rows that this row of the grid has
 			rows /= int64(at.Tensor)
 		}
 		// A layer needs all rows. They are gathered when it runs; in the backward pass the
@@ -118,12 +118,12 @@ func (at *position) cut(name string, p *nn.Param) error {
 	return p.SetLayout(shard.Placed{Mesh: at.mesh, Placements: []shard.Placement{inColumn, inRow}}, at.rank)
 }
 
-// unit is a block, or the rest of the model, whose parameters are joined. Each rank holds
-// an equal part of the whole.
+// unit joins the parameters of a block, or of the rest of the model. Each rank holds an
+// equal part of the whole.
 type unit struct {
 	leaf   *autograd.Var   // this rank's part
 	params []*nn.Param     // their shares are views of it
-	sizes  []int64         // of the whole parameters, and of what fills up the last part
+	sizes  []int64         // of the whole parameters, and of the padding of the last part
 	parts  []*autograd.Var // the whole parameters while the module runs
 }
 
@@ -158,12 +158,14 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		u.sizes = append(u.sizes, p.Local().NumElements())
 		total += p.Local().NumElements()
 	}
+
 	n := int64(at.Data)
 	each := (total + n - 1) / n
 	mine, err := tensor.New(tensor.Float32, []int64{each})
 	if err != nil {
 		return err
 	}
+
 	begin := int64(0) // of the parameter in the whole
 	for i, p := range params {
 		var layout shard.Flat
@@ -174,6 +176,7 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		if err := p.SetLayout(layout, at.rank); err != nil {
 			return err
 		}
+
 		lo := begin + layout.Intervals[at.rank][0] - int64(at.rank)*each // in mine
 		view, err := mine.Slice(0, inside(lo, each), inside(lo, each)+p.Local().NumElements(), 1)
 		if err != nil {
@@ -188,8 +191,10 @@ func (at *position) join(m *nn.Module, params []*nn.Param) error {
 		p.SetView(func(g *autograd.Graph) *autograd.Var { return g.Reshape(u.parts[i], shape...) })
 		begin += u.sizes[i]
 	}
+
 	u.leaf = autograd.Leaf(mine)
 	u.sizes = append(u.sizes, each*n-total)
+
 	m.Wrap(func(f autograd.Func) autograd.Func {
 		return func(g *autograd.Graph, in ...*autograd.Var) *autograd.Var {
 			u.parts = g.Split(g.AllGatherConcat(at.column, u.leaf, 0, each*n), u.sizes...)

@@ -48,7 +48,7 @@ type report struct {
 	tried   int
 }
 
-// director starts the jobs, disturbs them, and notes what they say.
+// director starts the jobs, disturbs them, and notes their messages.
 type director struct {
 	folder   string
 	versions int64
@@ -56,7 +56,7 @@ type director struct {
 
 	trainer, columns, rows *job
 
-	parts   map[string][]message // what the ranks of a job have said about a version, in order
+	parts   map[string][]message // messages of the ranks of a job about a version, in order
 	trained map[int64]digest
 	reports []report
 	failed  int // updates that failed
@@ -70,6 +70,7 @@ func demo(ctx context.Context, versions int64) error {
 	if versions < 8 {
 		return fmt.Errorf("%d versions are too few; want 8 or more", versions)
 	}
+
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	folder, err := os.MkdirTemp("", "cairn-versions-")
@@ -77,6 +78,7 @@ func demo(ctx context.Context, versions int64) error {
 		return err
 	}
 	defer os.RemoveAll(folder)
+
 	d := &director{
 		folder: folder, versions: versions, events: make(chan event), parts: map[string][]message{}, trained: map[int64]digest{}, done: map[string]bool{},
 		trainer: &job{name: "trainer", ranks: 2, args: []string{"-role", "trainer"}},
@@ -85,11 +87,13 @@ func demo(ctx context.Context, versions int64) error {
 	}
 	d.trainer.args = append(d.trainer.args, "-hold", fmt.Sprint(d.damageAt()))
 	defer d.stop()
+
 	for _, j := range []*job{d.trainer, d.columns, d.rows} {
 		if err := d.start(ctx, j); err != nil {
 			return err
 		}
 	}
+
 	for len(d.done) < 2 || len(d.trained) < int(versions) { // the report of a server may come before the trainer's
 		select {
 		case e := <-d.events:
@@ -103,7 +107,7 @@ func demo(ctx context.Context, versions int64) error {
 	return d.compare()
 }
 
-// What happens at which version.
+// The versions at which the director disturbs the jobs.
 func (d *director) killServerAt() int64  { return d.versions / 5 }
 func (d *director) damageAt() int64      { return d.versions * 2 / 5 }
 func (d *director) killTrainerAt() int64 { return d.versions * 7 / 10 }
@@ -114,8 +118,10 @@ func (d *director) start(ctx context.Context, j *job) error {
 	if err != nil {
 		return err
 	}
+
 	j.turn++
 	j.cmds, j.alive, j.killed = nil, 0, false
+
 	meet, err := os.MkdirTemp(d.folder, "meet-")
 	if err != nil {
 		return err
@@ -125,6 +131,7 @@ func (d *director) start(ctx context.Context, j *job) error {
 		return err
 	}
 	defer log.Close()
+
 	for r := range j.ranks {
 		cmd := exec.CommandContext(ctx, self, append([]string{"-folder", d.folder, "-versions", fmt.Sprint(d.versions)}, j.args...)...)
 		cmd.Env = append(os.Environ(), "MASTER_ADDR=unix:"+filepath.Join(meet, "0.sock"), fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", j.ranks))
@@ -136,12 +143,14 @@ func (d *director) start(ctx context.Context, j *job) error {
 		if err != nil {
 			return err
 		}
+
 		if err := cmd.Start(); err != nil {
 			return err
 		}
 		j.cmds = append(j.cmds, cmd)
 		j.alive++
 		turn := j.turn
+
 		go func() {
 			for lines := bufio.NewScanner(out); lines.Scan(); {
 				var m message
@@ -174,7 +183,7 @@ func (d *director) kill(j *job) {
 	}
 }
 
-// stop kills what still runs, and waits for it.
+// stop kills the jobs that still run, and waits for them.
 func (d *director) stop() {
 	for _, j := range []*job{d.trainer, d.columns, d.rows} {
 		d.kill(j)
@@ -191,7 +200,7 @@ func (d *director) stop() {
 	}
 }
 
-// heard takes what a rank has said, and disturbs the jobs.
+// heard takes a message of a rank, and disturbs the jobs.
 func (d *director) heard(ctx context.Context, e *event) error {
 	if e.ended {
 		return d.ended(ctx, e)
@@ -223,7 +232,7 @@ func (d *director) heard(ctx context.Context, e *event) error {
 	return nil
 }
 
-// together returns what all ranks of a job have said of a version, when the last one has.
+// together returns the messages of all ranks of a job about a version, once it has the last one.
 func (d *director) together(e *event) []message {
 	key := fmt.Sprint(e.job.name, e.turn, e.Event, e.Version, e.job.ranks)
 	d.parts[key] = append(d.parts[key], e.message)
@@ -319,7 +328,7 @@ func (d *director) ended(ctx context.Context, e *event) error {
 	return nil
 }
 
-// compare compares what the servers have reported with what was trained, and prints a table.
+// compare compares the reports of the servers with the trained weights, and prints a table.
 func (d *director) compare() error {
 	var errs []error
 	for _, r := range d.reports {

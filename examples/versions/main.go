@@ -90,10 +90,12 @@ func each(model cairn.State, fn func(tensor uint64, place uint64, bits uint16) u
 		if !ok {
 			continue
 		}
+
 		number := uint64(0)
 		for _, c := range name {
 			number = number*31 + uint64(c)
 		}
+
 		shape := t.GlobalShape()
 		for i, b := range t.Boxes() {
 			part, err := t.Part(i)
@@ -104,6 +106,7 @@ func each(model cairn.State, fn func(tensor uint64, place uint64, bits uint16) u
 			if !ok {
 				return fmt.Errorf("%s is not contiguous", name)
 			}
+
 			bits := tensor.Numbers[uint16](mem)
 			width := b.Sizes[len(b.Sizes)-1]
 			for k := range bits {
@@ -159,7 +162,7 @@ func digestOf(model cairn.State) (d digest, err error) {
 	return d, err
 }
 
-// message is what a rank prints.
+// message is a line that a rank prints.
 type message struct {
 	// Event is "trained", "published" or "resumed" of a trainer, "updated" or "failed" of a
 	// server.
@@ -187,15 +190,18 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		return err
 	}
 	defer g.Close()
+
 	model, err := newModel(shard.Rows, g.Size(), g.Rank())
 	if err != nil {
 		return err
 	}
+
 	stager, err := cairn.NewStager(&cairn.StagerOptions{Ceiling: 64 << 20, Process: &saver.Options{}})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stager.Close(ctx)) }()
+
 	last4, err := cairn.ParsePolicy("last 4")
 	if err != nil {
 		return err
@@ -205,16 +211,19 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, weights.Close(ctx)) }()
+
 	// A trainer does not continue from versions: servers need only the weights.
 	checkpoints, err := cairn.NewRun(filepath.Join(folder, "checkpoints"), &cairn.RunOptions{Group: g, Alone: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, checkpoints.Close(ctx)) }()
+
 	first, err := resume(ctx, checkpoints, model)
 	if err != nil {
 		return err
 	}
+
 	for v := first; v <= versions; v++ {
 		if err := trainStep(model, v); err != nil {
 			return err
@@ -226,6 +235,7 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		if err != nil {
 			return err
 		}
+
 		pending, err := weights.SaveAsync(ctx, model, &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Step: &v}})
 		if err == nil {
 			_, err = pending.Wait(ctx)
@@ -239,6 +249,7 @@ func train(ctx context.Context, folder string, versions, hold int64) (err error)
 		if err != nil {
 			return err
 		}
+
 		for v == hold {
 			if _, err := os.Stat(filepath.Join(folder, "go")); err == nil {
 				break
@@ -269,6 +280,7 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 		return err
 	}
 	defer g.Close()
+
 	cuts := map[string]func(int) shard.Placed{"columns": shard.Columns, "rows": shard.Rows}
 	if cuts[layout] == nil {
 		return fmt.Errorf("unknown layout %q", layout)
@@ -277,11 +289,13 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 	if err != nil {
 		return err
 	}
+
 	follower, err := cairn.Follow(filepath.Join(folder, "weights"), &cairn.FollowOptions{Group: g, Interval: 10 * time.Millisecond, CacheBytes: 64 << 20})
 	if err != nil {
 		return err
 	}
 	defer follower.Close()
+
 	for {
 		if _, err := follower.Wait(ctx); err != nil {
 			return err
@@ -297,6 +311,7 @@ func serve(ctx context.Context, folder string, versions int64, layout string) er
 		if err != nil {
 			return err
 		}
+
 		d, err := digestOf(model)
 		if err == nil {
 			err = say(message{Event: "updated", Version: r.Version, Digest: d, Read: r.ReadBytes, Pause: r.Pause, Tried: len(r.Tried)})

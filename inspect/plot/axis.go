@@ -219,7 +219,7 @@ type frame struct {
 	x, y           scale
 }
 
-// yAxis draws horizontal lines and their labels, and what the axis shows.
+// yAxis draws horizontal lines and their labels, and the label of the axis.
 func (f *frame) yAxis(ticks []tick, label string) {
 	f.d.open(`stroke="` + rule + `"`)
 	for _, t := range ticks {
@@ -234,7 +234,7 @@ func (f *frame) yAxis(ticks []tick, label string) {
 	f.d.write(max(f.x0-widest-14, 12), (f.y0+f.y1)/2, label, look{color: soft, anchor: "middle", turned: true})
 }
 
-// xAxis draws the lower edge with ticks, and what the axis shows.
+// xAxis draws the lower edge with ticks, and the label of the axis.
 func (f *frame) xAxis(ticks []tick, label string) {
 	f.d.line(f.x0, f.y1, f.x1, f.y1, `stroke="`+axis+`"`)
 	end := math.Inf(-1)
@@ -254,7 +254,7 @@ func (f *frame) xAxis(ticks []tick, label string) {
 // below is the height of an x axis.
 const below = 52.0
 
-// swatch is a colour of a legend with what it means.
+// swatch is a colour of a legend with its meaning.
 type swatch struct {
 	color, text string
 	hollow      bool

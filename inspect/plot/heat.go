@@ -82,16 +82,16 @@ type heatMap struct {
 	*inspect.Heat
 	d       *drawing
 	values  []inspect.Number // of the cells
-	show    string           // what they are
+	show    string           // meaning of the values
 	f       frame
 	colors  ramp
 	lo, hi  float64 // values at the ends of the colours
 	clipped bool    // some values are beyond lo or hi
 	none    bool    // no cell has a value
-	what    string  // what the colours stand for; empty: the value, or show
+	what    string  // meaning of the colours; empty: the value, or show
 }
 
-// valuesOf returns the numbers of the cells, and what they are.
+// valuesOf returns the numbers of the cells, and their meaning.
 func valuesOf(h *inspect.Heat, show string) ([]inspect.Number, string) {
 	switch show {
 	case ShowMin:
@@ -150,7 +150,7 @@ const (
 	leastMap            = 40.0
 )
 
-// fitMap returns the size of a map of rows × cols elements, whose elements are squares if
+// fitMap returns the size of a map of rows × cols elements. The elements are squares if
 // possible.
 func fitMap(rows, cols float64) (w, h float64) {
 	const largestSquare = 72
@@ -325,7 +325,7 @@ func (m *heatMap) colorBar() {
 	m.d.write(x+22+widest+14, (y0+y1)/2, m.shows(), look{color: soft, anchor: "middle", turned: true})
 }
 
-// shows says what the colours stand for.
+// shows returns the meaning of the colours.
 func (m *heatMap) shows() string {
 	if m.what != "" {
 		return m.what

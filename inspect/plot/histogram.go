@@ -241,8 +241,8 @@ func (c *barChart) outline(counts []float64, color string, opacity float64) {
 	c.f.d.path(&edge, `fill="none" stroke="`+color+`" stroke-width="1.5"`, "")
 }
 
-// Overlay draws the histograms of two tensors over each other. nameA and nameB say what they
-// are. If the tensors have different numbers of elements, the chart shows shares.
+// Overlay draws the histograms of two tensors over each other. nameA and nameB are their
+// names in the legend. If the tensors have different numbers of elements, the chart shows shares.
 func Overlay(o *inspect.Overlaid, nameA, nameB string, opts ...Option) *Picture {
 	title := o.B.FQN
 	if o.A.FQN != o.B.FQN {

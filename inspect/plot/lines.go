@@ -71,8 +71,8 @@ func Metrics(steps []float64, names []string, values [][]float64, opts ...Option
 	return d.finish(d.notes(y+6, odd...))
 }
 
-// alike returns a chart for each group of metrics whose largest magnitudes differ by a factor
-// of ten at most, and a note on each metric that is not always finite.
+// alike returns a chart for each group of metrics with largest magnitudes that differ by a
+// factor of ten at most, and a note on each metric that is not always finite.
 func alike(d *drawing, steps []float64, names []string, values [][]float64) (charts []*lineChart, odd []string) {
 	var sizes []float64
 	for i := range names[:min(len(names), len(values))] {

@@ -11,7 +11,7 @@ import (
 const mostColumns = 600
 
 // HistogramOverTime draws the histograms of a tensor at the checkpoints of a run: a column for
-// each, with its label. h is nil if there is nothing to count.
+// each, with its label. h is nil if there are no elements to count.
 func HistogramOverTime(title string, labels []string, h *inspect.HistogramOverTime, opts ...Option) *Picture {
 	o := collect(opts)
 	d, y := newDrawing(title, listed(o.about, plural(len(labels), "checkpoint")))

@@ -99,7 +99,7 @@ func (d *drawing) notes(y float64, notes ...string) float64 {
 	return y
 }
 
-// empty draws a reason why there is nothing to see.
+// empty draws the reason for an empty chart.
 func (d *drawing) empty(y float64, why string) float64 {
 	d.rect(margin, y+8, pictureWidth-2*margin, 120, `fill="#F7F7F7" stroke="#DDDDDD"`, "")
 	d.write(pictureWidth/2, y+8+64, why, look{color: soft, anchor: "middle"})
@@ -163,7 +163,7 @@ func (d *drawing) shape(what, attrs, tip string) {
 func (d *drawing) open(attrs string) { fmt.Fprintf(&d.body, "<g %s>\n", attrs) }
 func (d *drawing) closeGroup()       { d.body.WriteString("</g>\n") }
 
-// image draws a PNG, whose pixels keep sharp edges: browsers know the style for that, and
+// image draws a PNG. Its pixels keep sharp edges: browsers know the style for that, and
 // other programs the attribute.
 func (d *drawing) image(x, y, w, h float64, dataURI, tip string) {
 	d.shape(fmt.Sprintf(`image x="%s" y="%s" width="%s" height="%s" preserveAspectRatio="none" image-rendering="optimizeSpeed" href="%s"`,

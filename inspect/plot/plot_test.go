@@ -114,7 +114,7 @@ func TestPicturesAreDeterministic(t *testing.T) {
 	}
 }
 
-// A hostile name is text, and nothing else.
+// A hostile name is only text.
 func TestNamesAreText(t *testing.T) {
 	for _, name := range hostileNames {
 		s := equal(1)
@@ -276,7 +276,7 @@ func normal(fqn string, buckets int, scale string) *inspect.TensorStats {
 	}
 }
 
-// equal returns statistics of a tensor whose elements are all v.
+// equal returns statistics of a tensor. All its elements are v.
 func equal(v inspect.Number) *inspect.TensorStats {
 	return &inspect.TensorStats{
 		FQN: "model.norm.weight", DType: "float32", Shape: []int64{4096}, NumBytes: 16384,
@@ -356,7 +356,7 @@ func row() *inspect.Heat {
 	return out
 }
 
-// shades returns a number for each name. One has NaN, one infinities, one nothing.
+// shades returns a number for each name. One has NaN, one infinities, one no number.
 func shades(n *inspect.Names) *plot.Shades {
 	out := &plot.Shades{Title: "root mean square of the elements", Log: true}
 	for i := range n.Entries {

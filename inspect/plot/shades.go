@@ -4,7 +4,7 @@ import "math"
 
 // Shades are numbers of names, which Sizes shows as colours instead of the dtypes.
 type Shades struct {
-	// Title says what the numbers are.
+	// Title names the numbers.
 	Title string
 	// Values has a number for each row of the names. NaN: there is none.
 	Values []float64
@@ -92,7 +92,7 @@ func (s *Shades) legend(d *drawing, y float64) float64 {
 	return d.legend(x, y, []swatch{{color: hexOf(nanColor), text: "has NaN"}, {color: hexOf(posInfColor), text: "has infinities"}, {color: hexOf(unreadColor), text: "no value"}})
 }
 
-// tip is what a node's number says.
+// tip describes a node's number.
 func (s *Shades) tip(v shade) string {
 	text := "\nno value"
 	if !math.IsNaN(v.value) {

@@ -53,7 +53,7 @@ const (
 
 // sizeNode is a name, or the beginning of names.
 type sizeNode struct {
-	name     string // without what is above
+	name     string // without the name of the parent
 	full     string
 	bytes    int64
 	names    int64
@@ -64,8 +64,8 @@ type sizeNode struct {
 	shade    shade
 }
 
-// merge returns neighbours as one node. What is below them is one node for each name, so
-// that 1,000 layers look like one.
+// merge returns neighbours as one node. Their children are merged by name, so that 1,000
+// layers look like one.
 func merge(nodes []*sizeNode) *sizeNode {
 	first, last := nodes[0], nodes[len(nodes)-1]
 	out := &sizeNode{name: first.name + " … " + last.name, full: parent(first), leaf: -1, dtypes: map[int32]int64{}, merged: len(nodes), shade: noShade}
@@ -92,7 +92,7 @@ func merge(nodes []*sizeNode) *sizeNode {
 	return out
 }
 
-// parent returns the name of what is above a node.
+// parent returns the name of the parent of a node.
 func parent(n *sizeNode) string { return strings.TrimSuffix(n.full, n.name) }
 
 // depth returns the number of levels below a node.
@@ -253,7 +253,8 @@ func (p *icicle) height(bytes int64) float64 {
 	return float64(bytes) / float64(p.root.bytes) * icicleHeight
 }
 
-// children draws what is below a node whose upper edge is y, in the remaining levels.
+// children draws the descendants of a node in the remaining levels. y is the upper edge of
+// the node.
 func (p *icicle) children(n *sizeNode, x, y float64, levels int) {
 	if levels == 0 {
 		return
@@ -292,7 +293,7 @@ func (p *icicle) children(n *sizeNode, x, y float64, levels int) {
 func (p *icicle) node(n *sizeNode, x, y, h float64, levels int) {
 	w := p.column
 	leaf := len(n.children) == 0
-	if leaf { // nothing follows to the right
+	if leaf { // it fills the levels to the right
 		w *= float64(levels)
 	}
 	color := tint(p.colors[n.dtype()], 0.22)

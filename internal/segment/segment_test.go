@@ -59,7 +59,7 @@ func diffAs(t testing.TB, src, base []byte, width int, form Form) []byte {
 	return code
 }
 
-// checkPlaces checks that AppendPlaces and Count find what differs.
+// checkPlaces checks that AppendPlaces and Count find the differences.
 func checkPlaces(t testing.TB, src, base []byte, width int) {
 	t.Helper()
 	n := len(src) / width * width

@@ -61,7 +61,7 @@ def train(run, steps, every=5, workers=0):
     if found[0]:
         cairn.torch.load(state, found[0])
         if not state["loader"].loaded:                               # another number of ranks
-            data["start"] = data["consumed"]                         # the loader begins there, and knows nothing else
+            data["start"] = data["consumed"]                         # the loader begins there
     step = state["step"]
     while step + 1 < steps:
         order.epoch, order.start = data["epoch"], data["start"]

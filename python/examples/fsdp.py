@@ -59,7 +59,7 @@ def state_of(model, optimizer, step):
 def resume(run, model, optimizer):
     """Loads the newest complete checkpoint, if there is one. Returns the step to continue with."""
     found = [run.latest(wait=True)]  # if the job was killed, its savers may still be writing
-    dist.broadcast_object_list(found)  # what rank 0 has found counts
+    dist.broadcast_object_list(found)  # the result of rank 0 counts
     if found[0] is None:
         return 0
     state = state_of(model, optimizer, 0)

@@ -61,7 +61,7 @@ def main():
     state = {"model": model, "optim": optimizer, "step": -1}
     found = [cairn.latest(args.folder, wait=True)]               # savers of the job before may still be writing
     if dist.is_initialized():
-        dist.broadcast_object_list(found)                        # what rank 0 has found counts
+        dist.broadcast_object_list(found)                        # the result of rank 0 counts
     if found[0]:
         cairn.torch.load(state, found[0])
     complete = train(args, model, optimizer, state)

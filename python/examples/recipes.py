@@ -7,7 +7,7 @@ import cairn.torch
 
 
 def with_accelerate(accelerator, model, optimizer, path, step):
-    """Saves what accelerator.prepare returned, for any of its plugins but DeepSpeed. All ranks call it."""
+    """Saves the results of accelerator.prepare, for any of its plugins but DeepSpeed. All ranks call it."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model = accelerator.unwrap_model(model, keep_torch_compile=False)

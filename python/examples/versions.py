@@ -168,7 +168,7 @@ class Job:
 
 
 class Demo:
-    """Starts the jobs, disturbs them, and notes what they say."""
+    """Starts the jobs, disturbs them, and notes their messages."""
 
     def __init__(self, args):
         self.args, self.events = args, queue.Queue()
@@ -219,7 +219,7 @@ class Demo:
             self.published(version)
 
     def together(self, job, turn, event, version, parts):
-        """Takes what all ranks of a job say of a version."""
+        """Takes the messages of all ranks of a job about a version."""
         total = sum(p["digest"] for p in parts) % (1 << 64)
         if event == "trained":
             self.trained[version] = total
@@ -256,7 +256,7 @@ class Demo:
             f.write(bytes([byte[0] ^ 0x20]))
 
     def compare(self):
-        """Prints a table, and returns what is wrong."""
+        """Prints a table, and returns the problems."""
         wrong = [f"{r['server']} reports version {r['version']}, which is not the trainer's" for r in self.reports
                  if r["digest"] != self.trained.get(r["version"])]
         if self.resumed is None:

@@ -1,4 +1,4 @@
-"""What of python -m cairn.bench needs no torch."""
+"""The parts of python -m cairn.bench that need no torch."""
 
 import contextlib
 import io

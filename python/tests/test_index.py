@@ -1,4 +1,4 @@
-"""Indices: the box that is read, and what is selected in it."""
+"""Indices: the box that is read, and the elements that are selected in it."""
 
 import itertools
 import math

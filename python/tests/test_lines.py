@@ -1,4 +1,4 @@
-"""Runs whose jobs go back: lines, folders of saves, and policies."""
+"""Runs with jobs that go back: lines, folders of saves, and policies."""
 
 import datetime
 import os
@@ -34,7 +34,7 @@ class Lines(Case):
         return report
 
     def go_on(self, run, checkpoint):
-        """Does what a load of a checkpoint does for the next save."""
+        """Notes a load of a checkpoint for the next save."""
         runs.loaded(checkpoint.path, checkpoint.save_id)
 
     def described(self, run):

@@ -1,4 +1,4 @@
-"""Names of a state beside those of a checkpoint: what is missing, what is near, and what renames it."""
+"""Names of a state beside the names of a checkpoint: missing names, similar names, and rules that rename them."""
 
 import unittest
 
@@ -34,7 +34,7 @@ class Missing(unittest.TestCase):
                 e = missing(mine, mine, theirs)
                 self.assertIn(f"rename={want})", str(e))
                 self.assertIsInstance(e, errors.MissingError)
-                rename = names.renamer(eval(want), theirs)  # what the message says works
+                rename = names.renamer(eval(want), theirs)  # the rule in the message works
                 self.assertEqual([rename(n) for n in mine], theirs)
 
     def test_several_options(self):
@@ -76,7 +76,7 @@ class Missing(unittest.TestCase):
             self.assertIn(want, e)
             self.assertNotIn("finds them", e)
         mine = ["x.weight"]
-        e = str(missing(mine, mine, [f"layers.{i}.weight" for i in range(20)]))  # which says nothing
+        e = str(missing(mine, mine, [f"layers.{i}.weight" for i in range(20)]))  # too many candidates
         self.assertNotIn("rename", e)
 
     def test_an_option_finds_all_names_of_the_state(self):

@@ -1,4 +1,4 @@
-"""Reading checkpoints: every format, and what goes wrong."""
+"""Reading checkpoints: every format, and errors."""
 
 import ast
 import gc
@@ -59,7 +59,7 @@ class Fixtures(unittest.TestCase):
             if not i["nbytes"]:
                 self.assertEqual(bytes(c[n][...].cast("B")), b"")
             elif i["shape"]:
-                # Some rows of the tensor, and nothing else.
+                # Only some rows of the tensor.
                 lo, hi = i["shape"][0] // 3, i["shape"][0] // 3 + 1
                 row = element_size(i["dtype"]) * math.prod(i["shape"][1:])
                 self.assertEqual(bytes(c[n][lo:hi].cast("B")), data[lo * row:hi * row])

@@ -227,7 +227,7 @@ class Runs(Case):
 
 
 class Saves(Case):
-    """What a saver process does for a run after a save."""
+    """The work of a saver process on a run after a save."""
 
     def test_a_save_keeps_the_run_in_order(self):
         run = cairn.Run(self.path, keep="last 2, best 1 by loss", remote=self.remote, keep_remote="every 2 steps")

@@ -87,8 +87,8 @@ def eventually(what):
 def run(code, **options):
     """Runs a program in another interpreter."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
-    # Python 3.12 and later warn of forks with threads, which is what is tested.
-    # A shell lets what it runs in the background ignore SIGINT, which some tests send.
+    # Python 3.12 and later warn of forks with threads, which these tests need.
+    # A shell lets its background jobs ignore SIGINT, which some tests send.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + textwrap.dedent(code)
     # A program that hangs says where, and ends.
     code = f"import faulthandler; faulthandler.dump_traceback_later({LIMIT}, exit=True)\n" + code
@@ -872,7 +872,7 @@ class Processes(unittest.TestCase):
         self.assertTrue(eventually(lambda: ended(int(pid))))
 
     def test_interrupt_after_a_message(self):
-        # The process may be writing to the memory, so nothing uses it before the process has ended.
+        # The process may be writing to the memory, so no read uses it before the process has ended.
         with cairn.open(self.place, framework="memory") as c:
             s = saver.shared()
             send = s.send

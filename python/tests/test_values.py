@@ -1,4 +1,4 @@
-"""Values: what is encoded is decoded as it was."""
+"""Values: an encoded value is decoded as it was."""
 
 import argparse
 import collections
@@ -36,7 +36,7 @@ class Values(unittest.TestCase):
                 got = values.decode(*values.encode(v))
                 self.assertEqual(got, v)
                 self.assertIs(type(got), type(v))
-                if not isinstance(v, (set, frozenset)):  # whose order is any
+                if not isinstance(v, (set, frozenset)):  # in any order
                     self.assertEqual(repr(got), repr(v))
 
     def test_not_a_number_and_the_sign_of_zero(self):

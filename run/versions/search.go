@@ -38,7 +38,7 @@ type Search struct {
 	// Now is the version that is being loaded, and Again that this is the second time.
 	Now   *Choice `json:"now,omitempty"`
 	Again bool    `json:"again,omitempty"`
-	// Tried is what went wrong so far: attempts, and newer versions that cannot be opened.
+	// Tried has the errors so far: of attempts, and of newer versions that cannot be opened.
 	Tried []group.RemoteError `json:"tried,omitempty"`
 	// Err is the error of the first damaged version or, if Damaged is not set, of the first attempt.
 	Err     *group.RemoteError `json:"error,omitempty"`
@@ -124,7 +124,7 @@ func (s *Search) look(ctx context.Context, k *Known, look Look) (*Choice, error)
 	return k.Newest(ctx, look, k.notBefore())
 }
 
-// lost returns the error of a search whose attempts have failed.
+// lost returns the error of a search after all attempts have failed.
 func (s *Search) lost(text string) *Over {
 	o := &Over{Gone, s.Err, s.Err.Text + "; " + text}
 	if s.Damaged {

@@ -1,8 +1,8 @@
 // Package versions decides which version of a run a follower loads: the newest one, without versions that
 // turned out to be damaged, and the next one after an attempt that failed. A [Known] is a follower's
 // knowledge of its run, and a [Search] is one preparation. Both are plain values, which cross between
-// processes as JSON. The package neither opens nor loads versions: a [Look] finds them, and the caller
-// reports what became of each attempt.
+// processes as JSON. The package neither opens nor loads versions: a [Look] finds them, and the
+// caller reports the outcome of each attempt.
 package versions
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// Look returns the newest complete checkpoint of a run whose step is above after and below before. Nil: no
-// bound. Run.Newest describes the errors.
+// Look returns the newest complete checkpoint of a run with a step above after and below before.
+// Nil: no bound. Run.Newest describes the errors.
 type Look func(ctx context.Context, after, before *int64) (*run.Found, error)
 
 // In returns a Look at a run that opens its checkpoints as w says. It looks again if a checkpoint is
@@ -53,7 +53,7 @@ type Known struct {
 	Unfit *Version `json:"unfit,omitempty"`
 }
 
-// Newest returns the newest version whose step is above after and that is not in k.Damaged. Nil: no bound.
+// Newest returns the newest version that has a step above after and is not in k.Damaged. Nil: no bound.
 // Run.Newest describes the errors.
 func (k *Known) Newest(ctx context.Context, look Look, after *int64) (*Choice, error) {
 	var before *int64

@@ -9,16 +9,15 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Cache keeps segments of files in memory, up to a number of bytes. A reader of a delta file
-// whose segment is in the cache in an earlier state reads only what has changed since, and a
-// writer compares with the bytes in the cache instead of reading its base.
+// Cache keeps segments of files in memory, up to a number of bytes. If the cache has an
+// earlier state of a segment, a reader of a delta file reads only the later changes of the
+// segment, and a writer compares with the bytes in the cache instead of reading its base.
 //
 // The cache has one state of each segment. When a newer version of a file is read or
 // written, its segments take the memory of the older ones. Bytes enter the cache without
-// being verified: readers verify what they read by the checksums of the checkpoint, and
+// being verified: readers verify these bytes by the checksums of the checkpoint, and
 // call Clear if the bytes are wrong.
-//
-// A nil *Cache keeps nothing. The methods are safe for concurrent use.
+// A nil *Cache stays empty. The methods are safe for concurrent use.
 type Cache struct {
 	mem *memory
 
@@ -31,7 +30,7 @@ type Cache struct {
 	stats   CacheStats // guarded by mu
 }
 
-// CacheStats says what a Cache holds and what it was good for.
+// CacheStats has the size of a Cache and counts its uses.
 type CacheStats struct {
 	// Bytes is the size of the segments in the cache.
 	Bytes int64
@@ -98,7 +97,7 @@ func (c *Cache) SetLimit(bytes int64) {
 	c.limit = bytes
 }
 
-// Stats returns what the cache holds.
+// Stats returns the statistics of the cache.
 func (c *Cache) Stats() CacheStats {
 	if c == nil {
 		return CacheStats{}
@@ -164,7 +163,7 @@ func (c *Cache) room(n int64) bool {
 	return c.stats.Bytes+n <= c.limit
 }
 
-// Segments are the segments of one file in a Cache. A nil *Segments keeps nothing.
+// Segments are the segments of one file in a Cache. A nil *Segments stays empty.
 type Segments struct {
 	cache  *Cache
 	run    string // the folder above store
@@ -173,8 +172,8 @@ type Segments struct {
 }
 
 // Of returns the segments of a file of the checkpoint in store. name is the same for the
-// file in all checkpoints of a run. Of returns nil if the cache is nil or nothing is known to
-// be above the store.
+// file in all checkpoints of a run. Of returns nil if the cache is nil or the store has no
+// known parent.
 func (c *Cache) Of(store blob.Store, name string) *Segments {
 	if c == nil {
 		return nil

@@ -124,7 +124,7 @@ func (s *counted) read() int64 {
 	return n
 }
 
-// A reader that has the version before in its cache reads only what has changed, and a writer
+// A reader that has the version before in its cache reads only the changes, and a writer
 // does not read its base.
 func TestCacheSavesReads(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

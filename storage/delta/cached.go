@@ -18,7 +18,7 @@ type wanted struct {
 	out  []byte  // where its bytes are wanted: all of them, or the part from skip on
 	skip int
 	data []byte // where the segment is put together: in the entry, in out, or in memory of its own
-	from int    // how many bodies make up what data has, 0 for none
+	from int    // how many bodies make up the bytes in data, 0 for none
 	step bool   // data has the state that the step begins at
 }
 
@@ -131,7 +131,7 @@ func (r *Reader) fill(ctx context.Context, all []wanted) error {
 	return nil
 }
 
-// readWhole reads the whole bodies of the segments of which nothing is in the cache. Those
+// readWhole reads the whole bodies of the segments that are not in the cache. Those
 // that follow each other in their file and in memory are read at once.
 func (r *Reader) readWhole(ctx context.Context, all []wanted) error {
 	for k := 0; k < len(all); {

@@ -1,8 +1,8 @@
 // Package delta stores files as their difference to files of earlier saves. The bytes of
 // a file are divided into segments, and a table says for each segment where its bytes are:
-// in the delta file itself, or in a file of another folder beside this one. Reader
-// gives the bytes back as if the file were stored whole, so that nothing else has to know
-// about references. The package does not depend on any format of checkpoints.
+// in the delta file itself, or in a file of another folder beside this one. Reader gives
+// the bytes back as if the file were stored whole, so that other packages need not handle
+// references. The package does not depend on any format of checkpoints.
 // docs/format/native.md describes the delta file byte by byte.
 package delta
 
@@ -40,7 +40,7 @@ const (
 	tailBytes = 8 + 4 + 4 + 8
 )
 
-// ErrTable reports a delta file whose table is damaged.
+// ErrTable reports a delta file with a damaged table.
 var ErrTable = errors.New("the table of a delta file is damaged")
 
 // Hash identifies the bytes of a segment among the states of that segment: XXH3, 128 bits. It
@@ -61,7 +61,7 @@ const (
 	Diff
 )
 
-// Body is a range of a file that holds a segment, or a part of what makes it up.
+// Body is a range of a file that holds a segment, or one of several parts that make it up.
 type Body struct {
 	// File is 0 for the delta file itself, and otherwise 1 + the position in Table.Files.
 	File int

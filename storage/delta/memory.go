@@ -69,7 +69,7 @@ func (m *memory) put(b block) {
 	unmapSlab(b.slab.mem)
 }
 
-// close gives all memory back. Nothing may use it any more.
+// close gives all memory back. The memory must not be used after that.
 func (m *memory) close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -438,7 +438,7 @@ type piece struct {
 }
 
 // joinGap is the largest hole between two bodies that is read rather than skipped, and
-// joinBytes bounds what is read at once.
+// joinBytes bounds the bytes that are read at once.
 const (
 	joinGap   = 32 << 10
 	joinBytes = 4 << 20

@@ -283,9 +283,9 @@ func (b *base) code(ctx context.Context, f *dataFile, to *commit.DataFile) error
 	return nil
 }
 
-// paid says how many bytes were written. Segments that were written as a whole because
-// the base has too many bodies say nothing about what has changed, and a save with mostly such
-// segments says nothing.
+// paid says how many bytes were written. Some segments were written as a whole because the
+// base has too many bodies. They do not show how much has changed, so paid does not report a
+// save with mostly such segments.
 func (b *base) paid(r *storage.WriteResults) {
 	paid := b.w.opts.Base.Paid
 	if len(r.Coded) == 0 || paid == nil {

@@ -94,8 +94,8 @@ func train(ctx context.Context) error {
 		fmt.Println("staging")
 		var o *cairn.Observer
 		if step > 1 && os.Getenv(trainerHangs) != "" {
-			// It answers nothing that the saver asks for: if the state does not fit into
-			// the memory, it is never staged.
+			// It does not answer the saver: if the state does not fit into the memory, it
+			// is never staged.
 			o = &cairn.Observer{Planned: func(int64) {
 				fmt.Println("planned")
 				time.Sleep(time.Hour)
@@ -242,7 +242,7 @@ func TestTrainerKilledAfterStaging(t *testing.T) {
 }
 
 // TestTrainerKilledWhileStaging kills the trainers before their states are staged:
-// nothing is published, and the savers exit.
+// no checkpoint is published, and the savers exit.
 func TestTrainerKilledWhileStaging(t *testing.T) {
 	for _, dead := range [][]int{{0, 1}, {0}, {1}} {
 		t.Run(fmt.Sprint(dead), func(t *testing.T) {

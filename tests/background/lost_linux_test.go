@@ -33,8 +33,8 @@ func logged(t *testing.T, dir string, parts ...string) {
 }
 
 // TestLostTrainerIsNotALostSaver kills the trainer of rank 1 before its state is staged. The
-// save of rank 0 fails because a rank is gone, not because of a saver, and the log has what
-// became of the save of rank 1.
+// save of rank 0 fails because a rank is gone, not because of a saver, and the log has the
+// outcome of the save of rank 1.
 func TestLostTrainerIsNotALostSaver(t *testing.T) {
 	dir := t.TempDir()
 	ps := startTrainers(t, dir, trainerBytes/2, 1)
@@ -131,7 +131,7 @@ func TestLostSaverIsNotALostTrainer(t *testing.T) {
 	})
 }
 
-// TestSaverKilledBetweenSaves kills a saver that has nothing to do. The log has a warning,
+// TestSaverKilledBetweenSaves kills an idle saver. The log has a warning,
 // and the next save succeeds.
 func TestSaverKilledBetweenSaves(t *testing.T) {
 	var w watcher

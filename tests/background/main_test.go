@@ -1,5 +1,5 @@
 // Package background tests saves that go on while training does, in goroutines and in saver
-// processes, whose trainers and savers are killed, stopped and pre-empted.
+// processes. It kills, stops and pre-empts their trainers and savers.
 package background
 
 import (

@@ -233,7 +233,7 @@ func TestPreemptedRanksSaveTheSameStep(t *testing.T) {
 	}
 }
 
-// Signals that come during the save, to the trainers and to the savers, change nothing.
+// Signals that come during the save, to the trainers and to the savers, have no effect.
 func TestPreemptedTwice(t *testing.T) {
 	dir := t.TempDir()
 	ps := startPreempted(t, dir, time.Hour)

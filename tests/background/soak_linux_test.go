@@ -32,12 +32,12 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// shortSoak is how long the soak test runs if nothing else is asked for.
+// shortSoak is how long the soak test runs without SOAK.
 const shortSoak = 4 * time.Second
 
 // TestSoak lets four trainers save in the background while trainers and savers are killed
 // and stopped and the disk is full at times. After every round the last checkpoint is
-// complete, of one step, and not older than before, and nothing is left over.
+// complete, of one step, and not older than before, and there are no leftovers.
 //
 // SOAK is how long it runs, such as 5m. SEED repeats the same sequence of actions.
 func TestSoak(t *testing.T) { testSoak(t, false) }
@@ -59,7 +59,7 @@ func testSoak(t *testing.T, inRun bool) {
 	t.Logf("%d rounds with %d jobs; step %d of %d was saved, %d checkpoints with bases were read; failures: %v", s.rounds, s.epoch, s.checked, s.step, s.refer, s.failures)
 }
 
-// soak is the test. It starts trainers and tells them what to do.
+// soak is the test. It starts trainers and sends them commands.
 type soak struct {
 	*testing.T
 	dir      string
@@ -70,7 +70,7 @@ type soak struct {
 	epoch    int
 	job      soakJob
 	trainers []*soakProcess // nil: they do not run
-	mu       sync.Mutex     // for what the trainers have printed
+	mu       sync.Mutex     // for the steps below, which the trainers have printed
 	step     int64          // the last one that a trainer began to save
 	saved    int64          // the last one that a trainer reported as saved
 	before   int64          // saved at the beginning of the round
@@ -137,7 +137,7 @@ func (s *soak) round() {
 	s.waitEnd(-1)
 	var least int64
 	if len(actions) == 1 && s.job.Process && s.job.Busy != cairn.BusyReplace {
-		// Nothing has happened to the savers: they complete what all ranks have staged.
+		// The savers were not disturbed: they complete the last step that all ranks have staged.
 		least = slices.MinFunc(s.trainers, func(a, b *soakProcess) int { return int(a.staged - b.staged) }).staged
 	}
 	s.trainers = nil
@@ -147,7 +147,7 @@ func (s *soak) round() {
 	}
 }
 
-// draw returns what happens in a round. It depends on the seed only.
+// draw returns the actions of a round. They depend on the seed only.
 func (s *soak) draw() []action {
 	names := []string{"kill trainer", "kill trainers", "stop trainer", "stop trainer", "disk full", "disk full", "disk full", "nothing"}
 	if s.job.Process {
@@ -166,7 +166,7 @@ func (s *soak) draw() []action {
 	return out
 }
 
-// act does what an action says, and undoes it if that is possible.
+// act carries out an action, and undoes it if that is possible.
 func (s *soak) act(a action) {
 	stop := func(pids []int) {
 		for _, pid := range pids {
@@ -214,7 +214,7 @@ func (s *soak) start() {
 	s.epoch++
 	r := s.random
 	elems := int64(1) << (8 + r.IntN(10))
-	if s.job.Run && s.epoch > 1 { // the trainers load what the last ones have saved
+	if s.job.Run && s.epoch > 1 { // the trainers load the last checkpoint, which has this size
 		elems = s.job.Elems
 	}
 	s.job = soakJob{
@@ -300,7 +300,7 @@ func (s *soak) command(line string) {
 	fmt.Fprintln(s.trainers[0].in, line) // if it has ended, that is noticed later
 }
 
-// idle waits until no save is under way and checks what the processes use.
+// idle waits until no save is under way and checks the resources that the processes use.
 func (s *soak) idle() {
 	s.Helper()
 	s.command("idle")
@@ -352,7 +352,7 @@ func (s *soak) bound(name string, n, slack int64) {
 	}
 }
 
-// settled waits until check returns nil. What has ended needs a moment to go.
+// settled waits until check returns nil. An ended process needs a moment to go.
 func (s *soak) settled(check func() error) {
 	s.Helper()
 	for deadline := time.Now().Add(stuckTime); ; time.Sleep(10 * time.Millisecond) {
@@ -415,7 +415,7 @@ func (s *soak) check(least int64) {
 	store := must.Get(file.Open(filepath.Join(s.dir, "checkpoint"), nil))(s)
 	c, err := cairn.Open(s.Context(), store)
 	if least == 0 && (errors.Is(err, cairn.ErrNotFound) || errors.Is(err, cairn.ErrIncomplete)) {
-		return // nothing was saved yet
+		return // there was no save yet
 	}
 	if err != nil {
 		s.Fatalf("after step %d was saved: %v", least, err)
@@ -531,7 +531,7 @@ func (s *soak) checkRun(least int64) {
 	}
 }
 
-// end saves once more, ends the trainers, and checks that nothing is left.
+// end saves once more, ends the trainers, and checks that there are no leftovers.
 func (s *soak) end() {
 	s.Helper()
 	if s.trainers == nil {
@@ -564,8 +564,8 @@ func (s *soak) end() {
 	}
 }
 
-// checkPruned prunes the run, to which no process saves, and removes what saves have left. It then
-// keeps few checkpoints and few bytes for others, and each loads as before.
+// checkPruned prunes the run, to which no process saves, and removes the leftovers of saves. It
+// then keeps few checkpoints and few bytes for others, and each loads as before.
 func (s *soak) checkPruned() {
 	s.Helper()
 	opened := must.Get(run.Open(s.Context(), filepath.Join(s.dir, "run"), ""))(s)
@@ -603,7 +603,7 @@ func (s *soak) checkFiles() {
 	}
 }
 
-// killAll ends what a test that has failed leaves.
+// killAll ends the processes that a failed test leaves.
 func (s *soak) killAll() {
 	for _, pid := range append(s.marked(false), s.marked(true)...) {
 		_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -36,7 +36,7 @@ const (
 	soakRanks    = 4
 	// stuckTime is after how long a trainer that waits counts as stuck.
 	stuckTime = 4 * time.Minute
-	// lostRank is the exit status of a trainer whose group has lost a rank.
+	// lostRank is the exit status of a trainer after its group has lost a rank.
 	lostRank = 3
 )
 
@@ -70,7 +70,7 @@ func (j *soakJob) element(step int64, i int) int64 {
 	return step - (step+int64(i)/1000)%64
 }
 
-// full is the file whose presence means that the disk is full.
+// full is a file. While it exists, the disk is full.
 func full(dir string) string { return filepath.Join(dir, "full") }
 
 // filling returns a store that is full while the file is there.
@@ -118,7 +118,7 @@ func soakMain() {
 }
 
 // soakTrainer is a trainer of the soak test. Rank 0 reads "run", "idle" and "end" from its
-// input. Every rank prints what happens.
+// input. Every rank prints its steps and saves.
 type soakTrainer struct {
 	soakJob
 	g        group.Group
@@ -224,7 +224,7 @@ func (x *soakTrainer) state(step int64) cairn.State {
 	return cairn.State{"w": x.w, "replica": x.replica, "step": step}
 }
 
-// watch ends the program with a dump of its goroutines if what it does takes too long.
+// watch ends the program with a dump of its goroutines if an operation takes too long.
 func (x *soakTrainer) watch(what string) (stop func()) {
 	t := time.AfterFunc(stuckTime, func() {
 		x.print("broken: %s is stuck", what)
@@ -272,7 +272,8 @@ func (x *soakTrainer) loop(ctx context.Context) error {
 	}
 }
 
-// idle waits until no save is under way on any rank and prints what this process uses.
+// idle waits until no save is under way on any rank and prints the resources that this
+// process uses.
 func (x *soakTrainer) idle(ctx context.Context) error {
 	defer x.watch("idle")()
 	x.saves.Wait()

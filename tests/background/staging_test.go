@@ -134,7 +134,7 @@ func TestSaveAsyncOfSeveralRanks(t *testing.T) {
 	}
 }
 
-// TestSaveAsyncWhileBusy checks what happens to a save that begins while another one is
+// TestSaveAsyncWhileBusy checks the outcome of a save that begins while another one is
 // under way.
 func TestSaveAsyncWhileBusy(t *testing.T) {
 	for mode, options := range jobtest.Modes {
@@ -193,7 +193,7 @@ func TestSaveAsyncWhileBusy(t *testing.T) {
 }
 
 // TestSaveAsyncCopiesSharedMemoryOnce checks that views of one tensor share memory when
-// they are staged, and when they are loaded again hold what they held.
+// they are staged, and have the same elements when they are loaded again.
 func TestSaveAsyncCopiesSharedMemoryOnce(t *testing.T) {
 	const n = 256 << 10
 	for mode, options := range jobtest.Modes {
@@ -219,8 +219,8 @@ func TestSaveAsyncCopiesSharedMemoryOnce(t *testing.T) {
 	}
 }
 
-// TestFailedSaveAsyncKeepsCheckpoint checks that a save that fails harms nothing, and
-// that ReturnLast returns its error.
+// TestFailedSaveAsyncKeepsCheckpoint checks that a failed save leaves the checkpoint whole,
+// and that ReturnLast returns its error.
 func TestFailedSaveAsyncKeepsCheckpoint(t *testing.T) {
 	for mode, options := range jobtest.Modes {
 		t.Run(mode, func(t *testing.T) {

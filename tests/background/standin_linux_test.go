@@ -95,14 +95,14 @@ func (c *fragile) Read(p []byte) (int, error) {
 
 func (c *fragile) Write(p []byte) (int, error) {
 	if c.die() {
-		_, _ = c.Conn.Write(p[:len(p)*int(c.left%3)/2]) // nothing, a half, everything
+		_, _ = c.Conn.Write(p[:len(p)*int(c.left%3)/2]) // none, a half, or all
 		c.kill()
 	}
 	return c.Conn.Write(p)
 }
 
 // refusingSaver answers as a saver does until the first save begins. It fails that save
-// before it has read the message, reads nothing more, and ends.
+// before it has read the message, and ends without reading more.
 func refusingSaver(_ string, conn net.Conn, _ *os.File) {
 	send := func(text string) {
 		_, _ = conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...))

@@ -24,7 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// watcher collects what saves and loads report.
+// watcher collects the reports of saves and loads.
 type watcher struct {
 	mu     sync.Mutex
 	log    bytes.Buffer

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// changing is a state whose tensors change at random, each in its own rhythm.
+// changing is a state. Its tensors change at random, each in its own rhythm.
 type changing struct {
 	random  *rand.Rand
 	tensors map[string]*tensor.Tensor

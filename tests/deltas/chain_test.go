@@ -62,8 +62,8 @@ func bytesOf(t testing.TB, dir string) (n int64) {
 	return n
 }
 
-// Saves on the base of others store what changed, and load as what was saved, also after
-// more saves than a chain is long, on other numbers of ranks, copied and flattened.
+// Saves on the base of others store the changes, and load as they were saved, also after
+// more saves than a chain may have, on other numbers of ranks, copied and flattened.
 func TestChainOfSaves(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 1)
 	const n = 11
@@ -110,8 +110,8 @@ func TestChainOfSaves(t *testing.T) {
 	}
 }
 
-// A Run refers from save to save by itself, keeps what is referred to, and goes on after a
-// load.
+// A Run refers from save to save by itself, keeps checkpoints that others refer to, and
+// goes on after a load.
 func TestRunRefersToItsCheckpoints(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 2)
 	keep := must.Get(cairn.ParsePolicy("last 1"))(t)
@@ -222,8 +222,8 @@ func TestDamagedFileOfAChainIsFound(t *testing.T) {
 	}
 }
 
-// A checkpoint to which others refer cannot be removed. When nothing refers to it any more,
-// it goes with all of its files.
+// A checkpoint to which others refer cannot be removed. Once no other refers to it, it goes
+// with all of its files.
 func TestRemoveOfABase(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 5)
 	want := jobtest.SaveChain(t, dir, s, 3, 1)

@@ -50,7 +50,8 @@ func TestDamagedBaseIsNotUsedAgain(t *testing.T) {
 	}
 }
 
-// Before a save refers to them, files are cut or vanish. The save names one and writes what it needs.
+// Before a save refers to them, files are cut or vanish. The save names one and writes the bytes
+// that it needs.
 func TestLostBaseIsNotUsed(t *testing.T) {
 	for name, lose := range map[string]func(string) error{
 		"cut":  func(path string) error { return os.Truncate(path, 10) },

@@ -105,9 +105,9 @@ func newCopies(t *testing.T, seed uint64) (c *copies, old map[string][]byte) {
 	return c, old
 }
 
-// check reads all checkpoints of a folder. It fails if the contents of one were never saved there, and
-// if one has all of its own files, cannot be read, and the error does not say what to do. It
-// returns how many can be read.
+// check reads all checkpoints of a folder. It fails if the contents of one were never saved there,
+// and if one has all of its own files, cannot be read, and the error has no advice. It returns how
+// many can be read.
 func (c *copies) check(dir, when string) (reads int) {
 	c.Helper()
 	for _, folder := range slices.Sorted(maps.Keys(c.saves)) {
@@ -204,8 +204,8 @@ func TestCopiesOfPartsOfAChain(t *testing.T) {
 	}
 }
 
-// The folder of a base has another name: the checkpoints that refer to it say what is gone, and can be read
-// when it has its name again.
+// The folder of a base has another name: the checkpoints that refer to it cannot be read, with
+// advice in the error, until the base has its name again.
 func TestRenamedBase(t *testing.T) {
 	c, _ := newCopies(t, 51)
 	must.Do(t, os.Rename(filepath.Join(c.from, "step-0"), filepath.Join(c.from, "first")))
@@ -265,7 +265,7 @@ func TestMovedRun(t *testing.T) {
 
 // A program such as rsync copies a run file by file, in some order, into an empty folder or over an
 // older copy, removes files that the run does not have before or after that, and is killed. At each
-// moment every checkpoint is read as it was saved, or the error says what to do.
+// moment every checkpoint is read as it was saved, or the error has advice.
 //
 // SOAK is how long it goes on, such as 5m. SEED repeats the same choices.
 func TestSoakSyncedParts(t *testing.T) {

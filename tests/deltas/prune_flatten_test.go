@@ -32,7 +32,7 @@ func sparseRun(t *testing.T, s *jobtest.Trained, n int) (dir string, r *run.Run,
 var everySix = cairn.Policy{Rules: []run.Rule{run.EverySteps(6)}}
 
 // A checkpoint that a process reads, and one that is damaged, are not made to stand alone.
-// The others are, and what they needed goes.
+// The others are, and the checkpoints that they needed go.
 func TestPruneFlattens(t *testing.T) {
 	s := jobtest.NewTrained(t, 31)
 	dir, r, want := sparseRun(t, s, 30)
@@ -100,8 +100,8 @@ func TestPruneLeavesDamagedOnes(t *testing.T) {
 	}
 }
 
-// The disk is full before a checkpoint stands alone. The checkpoint is as it was, and what the attempt
-// has written goes: the next save needs the room.
+// The disk is full before a checkpoint stands alone. The checkpoint is as it was, and the files of
+// the attempt go: the next save needs the room.
 func TestFlattenOnAFullDisk(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 35)
 	want := jobtest.SaveChain(t, dir, s, 3, 2)

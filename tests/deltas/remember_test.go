@@ -38,8 +38,8 @@ func saveVersion(t *testing.T, r *cairn.Run, s *jobtest.Trained, v int64) {
 	must.Get(p.Wait(t.Context()))(t)
 }
 
-// A run that remembers writes what has changed, and all bytes again before a version refers to
-// too many others. A reader with a cache reads what has changed, also then.
+// A run that remembers writes the changes, and all bytes again before a version refers to too
+// many others. A reader with a cache reads only the changes, also then.
 func TestRunRemembers(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 20)
 	r := must.Get(cairn.NewRun(dir, &cairn.RunOptions{Remember: true}))(t)
@@ -105,7 +105,7 @@ func checkState(t *testing.T, s *jobtest.Trained, got cairn.State) {
 	}
 }
 
-// service is a store whose requests take long. It counts the bytes that are read from data
+// service is a store with slow requests. It counts the bytes that are read from data
 // files.
 type service struct {
 	*mem.Store
@@ -150,13 +150,13 @@ func sizeIn(t *testing.T, s blob.Store, prefix string) (n int64) {
 }
 
 // A run in object storage refers from version to version if it remembers, and reads no bytes of
-// the version before. Without what it remembers, it still refers to what is equal.
+// the version before. Without its memory, it still refers to equal bytes.
 func TestRunRemembersInObjectStorage(t *testing.T) {
 	s, store := jobtest.NewTrained(t, 21), registerService("versions")
 	open := func(keep cairn.Policy) *cairn.Run {
 		return must.Get(cairn.NewRun("versions://run", &cairn.RunOptions{Remember: true, Keep: keep}))(t)
 	}
-	// Without a policy, nothing but saves and loads reads.
+	// Without a policy, only saves and loads read.
 	r, cache := open(cairn.Policy{}), delta.NewCache(1<<30)
 	for v := range int64(20) {
 		before := store.read.Load()
@@ -238,7 +238,7 @@ func TestCrashOfARememberedSave(t *testing.T) {
 	}
 }
 
-// Versions are removed while others are published: what a version refers to stays. With the
+// Versions are removed while others are published: the bases of a version stay. With the
 // ceiling, the newest version is made to stand alone, while it is loaded and while the next one
 // refers to it.
 func TestPruneWhilePublishing(t *testing.T) {
@@ -269,7 +269,7 @@ func testPruneWhilePublishing(t *testing.T, keep cairn.Policy) {
 	wg.Wait()
 	must.Do(t, r.Close(t.Context()))
 	must.Get(r.Prune(t.Context(), nil))(t)
-	// The last two, the ones of their chain, and the one with what never changes.
+	// The last two, the ones of their chain, and the one with the bytes that never change.
 	if all := must.Get(r.Checkpoints(t.Context()))(t); len(all) > 2+8 {
 		t.Errorf("%d versions stay; want at most 10", len(all))
 	}

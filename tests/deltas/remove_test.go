@@ -28,7 +28,7 @@ func stepAt(t testing.TB, dir string, i int) *file.Store {
 	return must.Get(file.Open(filepath.Join(dir, fmt.Sprintf("step-%d", i)), nil))(t)
 }
 
-// onCreate calls a function before the first object is made whose name ends as said.
+// onCreate calls a function before the first object with a name that ends with suffix is made.
 type onCreate struct {
 	blob.Store
 	suffix string

@@ -41,7 +41,7 @@ func followed(t testing.TB, s *jobtest.Trained, rank, ranks int) cairn.State {
 	return out
 }
 
-// differs returns the first tensor of a rank whose columns are not those of want.
+// differs returns an error for the first tensor of a rank with columns that differ from want.
 func differs(t testing.TB, s *jobtest.Trained, state cairn.State, want map[string][]byte, rank, ranks int) error {
 	t.Helper()
 	for name, x := range s.State {
@@ -74,7 +74,7 @@ func damage(t testing.TB, dir string) {
 	}))
 }
 
-// Three ranks follow what two ranks have saved, from version to version, forward and back,
+// Three ranks follow the versions that two ranks have saved, one by one, forward and back,
 // and read little of each.
 func TestFollow(t *testing.T) {
 	dir, s := t.TempDir(), jobtest.NewTrained(t, 21)
@@ -392,7 +392,7 @@ func TestFollowThroughAFaultyStore(t *testing.T) {
 	}
 }
 
-// Versions appear and are pruned while ranks follow. What they report is right, whatever the
+// Versions appear and are pruned while ranks follow. Their reports are right, whatever the
 // order.
 func TestFollowWhileVersionsComeAndGo(t *testing.T) {
 	seed := rand.Uint64()
@@ -559,7 +559,7 @@ func TestFollowSlime(t *testing.T) {
 	}
 }
 
-// onWrite is a writer that calls a function with what is written.
+// onWrite is a writer that calls a function with the written bytes.
 type onWrite func(p []byte)
 
 func (f onWrite) Write(p []byte) (int, error) {

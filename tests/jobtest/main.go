@@ -12,8 +12,8 @@ import (
 	"github.com/cairn-ckpt/cairn/background/saver"
 )
 
-// Main runs the tests of a package, or what a test has started this program for: a saver, or
-// one of the works, which end the process if they are meant.
+// Main runs the tests of a package. If a test has started this program as a saver, or for
+// one of the works, it runs that instead, and the process ends.
 func Main(m *testing.M, works ...func()) {
 	saver.Main()
 	for _, work := range works {

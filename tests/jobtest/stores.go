@@ -20,7 +20,7 @@ func TempStore(t *testing.T) *file.Store {
 	return s
 }
 
-// OpenFolder returns the store in a folder, whose path is joined from parts.
+// OpenFolder returns the store in a folder. Its path is joined from parts.
 func OpenFolder(t *testing.T, dir ...string) *file.Store {
 	t.Helper()
 	s := must.Get(file.Open(filepath.Join(dir...), nil))(t)

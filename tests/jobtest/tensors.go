@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Whole returns a tensor of that shape whose elements count up from start.
+// Whole returns a tensor of that shape. Its elements count up from start.
 func Whole(t testing.TB, shape []int64, start float32) *tensor.Tensor {
 	t.Helper()
 	n := must.Get(tensor.NumElements(shape))(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// Trained is a state whose tensors change from save to save: some not at all, some in few
-// elements, some everywhere.
+// Trained is a state. From save to save, some of its tensors do not change, some change in
+// few elements, some everywhere.
 type Trained struct {
 	random *rand.Rand
 	State  map[string]*tensor.Tensor

@@ -126,8 +126,8 @@ func (tr *lineTrainer) end() {
 	}
 }
 
-// A job that goes back to an older checkpoint goes on from there: its saves stay, and they are
-// what the next job loads.
+// A job that goes back to an older checkpoint goes on from there: its saves stay, and the next
+// job loads them.
 func TestRunGoesBack(t *testing.T) {
 	everyWay(t, func(t *testing.T, open func(string, cairn.RunOptions) *lineTrainer) {
 		dir := filepath.Join(t.TempDir(), "run")
@@ -277,7 +277,7 @@ func TestRunRefersToAStepSavedAgain(t *testing.T) {
 	})
 }
 
-// A job that loads nothing goes on from the newest checkpoint of a smaller step.
+// A job without a load goes on from the newest checkpoint of a smaller step.
 func TestRunWithoutALoad(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	for _, c := range []struct {

@@ -193,8 +193,8 @@ func (r *rivals) check() int64 {
 }
 
 // TestSoakRivals lets two jobs of two ranks save to one run at the same time, with differences and
-// different policies, and kills them. Whatever is complete then has the state of its step, and what
-// a job has saved last is there.
+// different policies, and kills them. After that, each complete checkpoint has the state of its
+// step, and the last save of each job is there.
 //
 // SOAK is how long it runs, such as 5m. SEED repeats the same times of kills.
 func TestSoakRivals(t *testing.T) {

@@ -91,7 +91,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Saves in the background go to both places, and both keep what their policies say.
+// Saves in the background go to both places, and each keeps the checkpoints of its policy.
 func TestRunInTwoPlaces(t *testing.T) {
 	for mode, options := range jobtest.Modes {
 		t.Run(mode, func(t *testing.T) {

@@ -98,9 +98,9 @@ func (w *deadlyWriter) Commit(ctx context.Context) (i blob.Info, err error) {
 	return i, err
 }
 
-// Savers that are killed at any operation of an upload leave the local checkpoint whole, and
-// a whole remote one or no remote one, and nothing that clean does not find. The next save has new
-// savers and is uploaded.
+// Savers that are killed at any operation of an upload leave the local checkpoint whole, and a
+// whole remote one or no remote one. Clean finds all other files. The next save has new savers and
+// is uploaded.
 func TestSaverKilledDuringUpload(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		for _, late := range []bool{false, true} {

@@ -232,7 +232,7 @@ func TestReplacedSaveIsNotUploaded(t *testing.T) {
 	}
 }
 
-// If the upload of one rank fails, the uploads of all ranks fail, and nothing appears.
+// If the upload of one rank fails, the uploads of all ranks fail, and no checkpoint appears.
 func TestUploadFailsOnOneRank(t *testing.T) {
 	errBroken := errors.New("broken on purpose")
 	top, bucket := t.TempDir(), t.TempDir()
@@ -434,8 +434,8 @@ func TestTiersOfSeveralRanks(t *testing.T) {
 	}
 }
 
-// An upload that fails is reported, harms nothing, and leaves nothing that can be opened.
-// The next one succeeds.
+// A failed upload is reported. It leaves the local checkpoint whole, and no remote
+// checkpoint that can be opened. The next one succeeds.
 func TestFailedUpload(t *testing.T) {
 	errBroken := errors.New("broken on purpose")
 	run, bucket := t.TempDir(), t.TempDir()
@@ -638,7 +638,7 @@ func TestTiersReplaceOnSeveralDisks(t *testing.T) {
 }
 
 // A crash at any operation of an upload leaves the local checkpoint whole and no remote
-// one, or a whole one, and nothing that clean does not find.
+// one, or a whole one. Clean finds all other files.
 func TestCrashDuringUpload(t *testing.T) {
 	for form, format := range tierForms {
 		t.Run(form, func(t *testing.T) {
@@ -672,7 +672,7 @@ func TestCrashDuringUpload(t *testing.T) {
 				} else if _, err := formats.Clean(t.Context(), remote, 0); err != nil {
 					t.Error(err)
 				} else if found, err := formats.Leftovers(t.Context(), remote); err != nil || len(found) != len(filesBelow(t, bucket)) {
-					// What is left are temporary files of this process, which has not died.
+					// The other files are temporary files of this process, which has not died.
 					t.Errorf("clean finds %v, %v, of %v", found, err, slices.Collect(maps.Keys(filesBelow(t, bucket))))
 				}
 				if t.Failed() {
@@ -769,8 +769,8 @@ func TestLocalCeiling(t *testing.T) {
 	}
 }
 
-// A state that is larger than the ceiling goes to the remote store at once, and so does one
-// whose predecessors cannot be removed, because their uploads have failed.
+// A state that is larger than the ceiling goes to the remote store at once. So does a state
+// if its predecessors cannot be removed, because their uploads have failed.
 func TestNoRoomBelowTheCeiling(t *testing.T) {
 	const n = 1 << 20
 	for mode, options := range jobtest.Modes {
@@ -859,8 +859,8 @@ func (w *watchedWriter) Commit(ctx context.Context) (blob.Info, error) {
 	return w.Writer.Commit(ctx)
 }
 
-// However uploads fail and whatever else is in the folders: the ceiling holds, and a
-// checkpoint whose save has succeeded is whole in one of the two runs at any time.
+// However uploads fail and whatever else is in the folders: the ceiling holds, and after a
+// successful save, its checkpoint is whole in one of the two runs at any time.
 func TestLocalCopiesStayUntilTheyAreUploaded(t *testing.T) {
 	rng := rand.New(rand.NewPCG(deep.Seed(t), 0))
 	var mu sync.Mutex

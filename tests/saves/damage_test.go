@@ -27,7 +27,7 @@ func saveStates(t *testing.T, f storage.Format, s blob.Store, states ...plan.Sta
 	must.Do(t, storagetest.Save(t.Context(), p, storagetest.Storage("s", 1, len(states)), states...))
 }
 
-// fourFiles saves a checkpoint of four data files, and returns what it holds.
+// fourFiles saves a checkpoint of four data files, and returns its contents.
 func fourFiles(t *testing.T, format, kind string) (storage.Format, *mem.Store, plan.State) {
 	t.Helper()
 	s, states, all := new(mem.Store), make([]plan.State, 4), plan.State{}
@@ -62,7 +62,7 @@ func fourFiles(t *testing.T, format, kind string) (storage.Format, *mem.Store, p
 }
 
 // Two files that were cut short and one that is gone are three problems, each with
-// the name of its file, in every format. What the fourth file holds can be read. The
+// the name of its file, in every format. The names in the fourth file can be read. The
 // distributed form of hf has a fourth problem: the names that are lost, of which it
 // does not know the files.
 func TestDamagedFilesAreNamed(t *testing.T) {

@@ -330,7 +330,7 @@ func TestLatestFollowsLinks(t *testing.T) {
 	if err != nil || f.Path != filepath.Join(run, "linked") || len(f.Skipped) > 0 {
 		t.Fatalf("%+v, %v", f, err)
 	}
-	link(strings.Repeat("x", 300), "unknown") // what is there cannot be read
+	link(strings.Repeat("x", 300), "unknown") // the target is too long: the link cannot be followed
 	if f, err := cairn.Latest(t.Context(), run, nil); err == nil || errors.Is(err, cairn.ErrNotFound) {
 		t.Errorf("%+v, %v", f, err)
 	}

@@ -94,8 +94,7 @@ func TestLoadPlannerRenamesInSetUp(t *testing.T) {
 	}
 }
 
-// What is loaded into a planner's own copy of a value would never reach the
-// caller.
+// Bytes that are loaded into a planner's own copy of a value would never reach the caller.
 func TestLoadRefusesCopiedSlotValue(t *testing.T) {
 	store := new(mem.Store)
 	must.Get(cairn.Save(t.Context(), store, cairn.State{"a": 1, "b": map[string]any{"c": 2}}, nil))(t)
@@ -117,7 +116,7 @@ func TestLoadRefusesCopiedSlotValue(t *testing.T) {
 	}
 }
 
-// committing is a planner whose CommitTensor and LoadBytes end with a call of assign.
+// committing is a planner. Its CommitTensor and LoadBytes end with a call of assign.
 type committing struct {
 	plan.DefaultLoad
 	setUp  func(s *plan.LoadSetup)
@@ -381,7 +380,7 @@ type resolving struct {
 	plan.DefaultLoad
 	resolve func(it *plan.ReadItem, size int) ([]byte, error)
 	mu      sync.Mutex
-	got     map[string][]byte // what LoadBytes received; guarded by mu
+	got     map[string][]byte // the bytes that LoadBytes received; guarded by mu
 }
 
 func (r *resolving) ResolveBytes(it *plan.ReadItem, size int) ([]byte, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// table is a sharded type whose every row is a box: as many chunks as rows.
+// table is a sharded type. Every row is a box: as many chunks as rows.
 type table struct {
 	x          *tensor.Tensor // the rank's own rows, one after the other
 	rows       int64

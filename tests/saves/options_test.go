@@ -111,7 +111,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// A repeated save with a cache plans nothing, and saves what there is now.
+// A repeated save with a cache does not plan again, and saves the current values.
 func TestCacheReusesThePlan(t *testing.T) {
 	store := new(mem.Store)
 	caches := [2]plan.Cache{}
@@ -250,8 +250,8 @@ func TestFormatOptionsThatContradict(t *testing.T) {
 	}
 }
 
-// LoadNew makes the state from the checkpoint, so it refuses what fits a state to
-// a checkpoint, and a planner that leaves names out.
+// LoadNew makes the state from the checkpoint, so it refuses options that fit a state to a
+// checkpoint, and a planner that leaves names out.
 func TestLoadNewRefusesOptionsOfAState(t *testing.T) {
 	store := new(mem.Store)
 	mustSave(t, store, cairn.State{"x": jobtest.Whole(t, []int64{3}, 1), "n": 1})
@@ -273,7 +273,7 @@ func TestLoadNewRefusesOptionsOfAState(t *testing.T) {
 	}
 }
 
-// noMetadata is a planner whose metadata is nil or has no entries.
+// noMetadata is a planner with metadata that is nil or has no entries.
 type noMetadata struct {
 	plan.DefaultSave
 	md *meta.Metadata

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// replaced is a reader whose checkpoint is replaced after the metadata was read.
+// replaced is a reader of a checkpoint that is replaced after the metadata was read.
 type replaced struct {
 	storage.Reader
 	replace func()

@@ -57,7 +57,7 @@ func TestSaveLoadProperty(t *testing.T) {
 	})
 }
 
-// dearStore is a store whose requests are dear.
+// dearStore is a store with dear requests.
 type dearStore struct{ blob.Store }
 
 func (dearStore) ReadGap() int64 { return 20_000 }
@@ -69,7 +69,7 @@ func drawStore(t *rapid.T) blob.Store {
 	return new(mem.Store)
 }
 
-// job is a checkpoint with what saves and loads it.
+// job is a checkpoint with the ranks and options that save and load it.
 type job struct {
 	saveRanks, loadRanks   int
 	files, parallel        int
@@ -304,7 +304,7 @@ func (j *job) toLoad(t testing.TB, rank int) cairn.State {
 	return s
 }
 
-// check compares what a rank loaded with what it should be.
+// check compares the state that a rank loaded with the expected one.
 func (j *job) check(t testing.TB, rank int, state cairn.State) error {
 	for _, x := range j.tensors {
 		want, local := share(t, x.to, x.loadDType, x.whole.Shape(), rank, plain)
@@ -325,7 +325,7 @@ func (j *job) check(t testing.TB, rank int, state cairn.State) error {
 	return nil
 }
 
-// at returns what is at a path.
+// at returns the value at a path.
 func at(v any, path meta.Path) any {
 	for _, s := range path {
 		if s.List {

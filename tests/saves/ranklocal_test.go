@@ -132,8 +132,8 @@ func TestRankLocalMissingRanks(t *testing.T) {
 	}
 }
 
-// A rank alone never replaces a checkpoint, nor its own part of one, and what
-// fails leaves nothing of this rank and everything of the others.
+// A rank alone never replaces a checkpoint, nor its own part of one. A failed save leaves
+// no files of this rank and all files of the others.
 func TestRankLocalReplacesNothing(t *testing.T) {
 	for name, f := range localFormats {
 		s := new(mem.Store)

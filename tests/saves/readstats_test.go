@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// A load reads what it needs, rounded out to whole checksummed blocks, and reports
-// these numbers.
+// A load reads the bytes that it needs, rounded out to whole checksummed blocks, and
+// reports these numbers.
 func TestLoadReadsWhatItNeeds(t *testing.T) {
 	const stripe, band = 1 << 20, 8 << 10 // of the checksums of this shape
 	shape := []int64{256, 16384}          // 16 MiB in rows of 64 KiB
@@ -70,7 +70,7 @@ func TestLoadReadsWhatItNeeds(t *testing.T) {
 	}
 }
 
-// loadCut loads x on n ranks, checks it, and returns what all ranks read.
+// loadCut loads x on n ranks, checks it, and returns the statistics of all ranks.
 func loadCut(t *testing.T, store *fault.Store, n int, l shard.Layout, x *tensor.Tensor) storage.ReadStats {
 	t.Helper()
 	totals := make([]storage.ReadStats, n)
@@ -108,7 +108,7 @@ func loadCut(t *testing.T, store *fault.Store, n int, l shard.Layout, x *tensor.
 // watching notes the plans that it reads by.
 type watching struct {
 	storage.Reader
-	replicated *atomic.Int64 // plans whose bytes other ranks read too
+	replicated *atomic.Int64 // plans with bytes that other ranks read too
 }
 
 func (w watching) ReadData(ctx context.Context, p *plan.LoadPlan, dst storage.Receiver) (storage.ReadStats, error) {

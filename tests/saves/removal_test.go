@@ -70,7 +70,7 @@ func TestRemoveConfigOfTheTrainer(t *testing.T) {
 	}
 }
 
-// Latest sees neither a checkpoint nor damage in a folder whose removal was interrupted, and
+// Latest sees neither a checkpoint nor damage in a folder after an interrupted removal, and
 // does not wait for it.
 func TestLatestAfterAnInterruptedRemoval(t *testing.T) {
 	run := t.TempDir()

@@ -10,8 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// A checkpoint of many small tensors costs what each of them costs: a save makes
-// few allocations for one.
+// A save of many small tensors makes few allocations for each.
 func TestSaveAllocatesLittleForATensor(t *testing.T) {
 	const tensors, most = 5000, 14
 	state := cairn.State{}

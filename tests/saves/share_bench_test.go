@@ -39,7 +39,7 @@ func (r slowReader) ReadAt(ctx context.Context, p []byte, off int64) error {
 }
 
 // BenchmarkLoadReplicas loads the same state on four ranks, each for itself and
-// shared. From memory, the fastest store there is, it is what sharing costs.
+// shared. From memory, the fastest store there is, it measures the cost of sharing.
 func BenchmarkLoadReplicas(b *testing.B) {
 	fast, _, bytes := saved(b, "native")
 	b.Run("memory", func(b *testing.B) { benchReplicas(b, fast, bytes) })

@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/tests/jobtest"
 )
 
-// A number that one rank wants under more names than another: of a chunk whose
-// parts have no checksums ranks share all items or none.
+// One rank wants a number under more names than another. If the parts of a chunk have no
+// checksums, ranks share all items of the chunk or none.
 func TestShareNumbersUnderSeveralNames(t *testing.T) {
 	store := new(mem.Store)
 	must.Get(cairn.Save(t.Context(), store, cairn.State{"step": jobtest.Whole(t, nil, 7)},

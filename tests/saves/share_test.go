@@ -32,7 +32,7 @@ import (
 // sharer is how a rank of a shared load differs from the others.
 type sharer struct {
 	asks, mute bool // it sets Share; its group has no messages
-	job        *job // what it loads, in dtypes and memory of its own
+	job        *job // the tensors that it loads, in dtypes and memory of its own
 }
 
 func drawSharer(rt *rapid.T, j *job) sharer {
@@ -47,8 +47,8 @@ func drawSharer(rt *rapid.T, j *job) sharer {
 }
 
 // property: whoever takes part, and however the ranks' states lie in memory, a
-// load that is shared ends like one that is not, and reads no more of the blocks
-// that hold what was asked for.
+// load that is shared ends like one that is not, and reads no more of the blocks that hold
+// the requested bytes.
 func TestShareLoadsSameState(t *testing.T) {
 	deep.Check(t, func(rt *rapid.T) {
 		store := drawStore(rt)
@@ -68,9 +68,9 @@ func TestShareLoadsSameState(t *testing.T) {
 	})
 }
 
-// Memory for one piece alone makes a rank read in several calls. A store whose
-// requests are dear has each of them read the holes between its pieces, which here
-// are the pieces of the other call: the load reads some bytes twice.
+// Memory for one piece alone makes a rank read in several calls. On a store with dear
+// requests, each call also reads the holes between its pieces, which here are the pieces of
+// the other call: the load reads some bytes twice.
 func TestShareSeveralReads(t *testing.T) {
 	j := &job{saveRanks: 1, loadRanks: 2, loadBuffer: 1}
 	for i, x := range []drawnTensor{
@@ -133,8 +133,8 @@ func shareJob(t *testing.T, store blob.Store, j *job, ranks []sharer) error {
 	return nil
 }
 
-// patterned returns a tensor whose bytes repeat after 4,099 of them, in next to no
-// time; for the seed 0, zeros.
+// patterned quickly returns a tensor. Its bytes repeat after 4,099 of them; for the seed 0,
+// they are zeros.
 func patterned(t testing.TB, d tensor.DType, shape []int64, seed byte) *tensor.Tensor {
 	x := must.Get(tensor.New(d, shape))(t)
 	b, _ := x.Bytes()

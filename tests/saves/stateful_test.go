@@ -66,7 +66,7 @@ func TestStatefulRoundTrip(t *testing.T) {
 	}
 }
 
-// What an object's own methods do wrong reaches all ranks, and no rank waits.
+// An error of an object's own methods reaches all ranks, and no rank waits.
 func TestStatefulFailureReachesAllRanks(t *testing.T) {
 	store := new(mem.Store)
 	broken := fmt.Errorf("model is on fire: %w", cairn.ErrState)
@@ -99,7 +99,7 @@ func TestStatefulFailureReachesAllRanks(t *testing.T) {
 	}
 }
 
-// takesNothing is a Stateful whose state the load cannot fill as a map.
+// takesNothing is a Stateful without a state that the load could fill as a map.
 type takesNothing struct{ cairn.Stateful }
 
 func (takesNothing) State() (cairn.State, error) { return cairn.State{}, nil }

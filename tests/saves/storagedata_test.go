@@ -128,7 +128,7 @@ func TestStorageDataIsRefusedBeforeWriting(t *testing.T) {
 	}
 }
 
-// Formats without a place for storage data refuse it and leave nothing behind.
+// Formats without a place for storage data refuse it and leave no files.
 func TestStorageDataIsRefused(t *testing.T) {
 	for _, f := range []storage.Format{torchdcp.Format{}, hyper.Format{}, hf.Format{}, torchfile.Format{File: "x.pt"}} {
 		t.Run(f.Name(), func(t *testing.T) {

@@ -1,4 +1,4 @@
-// Command gotest runs "go test" and prints what it prints. At the end it lists the slowest
+// Command gotest runs "go test" and prints its output. At the end it lists the slowest
 // packages and tests, and the tests that were skipped, which "go test" does not show. It exits
 // with the code of "go test".
 // With -all it also fails if a test was skipped, or if no test was run.
@@ -85,13 +85,13 @@ type event struct {
 // report prints the results of packages as they arrive.
 type report struct {
 	out io.Writer
-	// outputs has what a package has printed.
+	// outputs has the output of each package.
 	outputs map[string][]event
 	passed  int
 	lists
 }
 
-// lists are what a report prints at its end, or keeps in a file until all runs are over.
+// lists are printed at the end of a report, or kept in a file until all runs are over.
 type lists struct {
 	Skipped []skip
 	// Packages and Tests have the results, with their times. Parts of tests are left out.
@@ -137,7 +137,7 @@ func newReport(out io.Writer) *report { return &report{out: out, outputs: map[st
 // complete reports whether tests were run, and all of them ran to the end.
 func (r *report) complete() bool { return r.passed > 0 && len(r.Skipped) == 0 }
 
-// read reads the events of one run of go test. What is not an event is printed.
+// read reads the events of one run of go test. Lines that are not events are printed.
 func (r *report) read(events io.Reader) error {
 	d := json.NewDecoder(events)
 	for {
@@ -207,7 +207,7 @@ func (r *report) printPackage(result event) {
 	}
 }
 
-// silent reports whether a failed test without failed parts has printed nothing.
+// silent reports whether a failed test without failed parts has no output.
 func silent(outputs []event) bool {
 	for _, f := range outputs {
 		if !strings.HasPrefix(strings.TrimLeft(f.Output, " "), "--- FAIL: ") {

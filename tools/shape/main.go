@@ -1,5 +1,5 @@
 // Command shape prints figures of a Go source tree: its lines, packages, files and
-// functions, types whose methods are spread over files, and how often comments say
+// functions, types with methods that are spread over files, and how often comments say
 // "where". Tests and generated files do not count.
 //
 //	go run ./tools/shape [-types] [-where] [DIR ...]
@@ -49,7 +49,7 @@ func main() {
 	out.Flush()
 }
 
-// shape is what was counted.
+// shape has the counts.
 type shape struct {
 	fset     *token.FileSet
 	packages map[string]bool

@@ -1,4 +1,4 @@
-// What the tests share: a browser, pages that fail the test if they misbehave, and servers.
+// Shared by the tests: a browser, pages that fail the test if they misbehave, and servers.
 import assert from 'node:assert/strict';
 import { execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
@@ -104,8 +104,8 @@ export async function serve(args, env = {}, cwd = root) {
 }
 
 /**
- * Opens pages whose console errors, exceptions, dialogs and violations of the content security
- * policy are collected; check() fails if there are any that were not expected.
+ * Opens pages and collects their console errors, exceptions, dialogs and violations of the content
+ * security policy; check() fails if there are any that were not expected.
  */
 export class Watched {
   /** @type {string[]} */

@@ -1,4 +1,4 @@
-// What changes while the page is open: checkpoints that disappear, a server that ends, a
+// Changes while the page is open: checkpoints that disappear, a server that ends, a
 // computation that is cancelled.
 import assert from 'node:assert/strict';
 import { cpSync, mkdtempSync, renameSync, rmSync } from 'node:fs';

@@ -6,7 +6,7 @@ import { downloaded, fits, isPNG, isSVG, made, setUp } from './browser.mjs';
 
 const s = setUp({ before, after }, () => [path.join(made, 'hostile'), path.join(made, 'hostile')]);
 
-/** What the server says the names are. */
+/** The names in the answer of the server. */
 async function names(page) {
   return page.evaluate(async () => {
     const token = new URLSearchParams(location.search).get('token');

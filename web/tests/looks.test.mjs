@@ -1,5 +1,5 @@
-// All views at 1280 and 390 pixels, light and dark: nothing is wider than the window, controls
-// have names, and the focus is visible.
+// All views at 1280 and 390 pixels, light and dark: no element is wider than the window,
+// controls have names, and the focus is visible.
 import assert from 'node:assert/strict';
 import path from 'node:path';
 import { after, before, test } from 'node:test';
@@ -7,7 +7,7 @@ import { fits, made, setUp } from './browser.mjs';
 
 const s = setUp({ before, after }, () => [path.join(made, 'run')]);
 
-/** The views, and what is there when each is complete. */
+/** The views, and an element that is there when each is complete. */
 export const views = [
   { name: 'run', at: '#/run?layers=1', ready: (p) => p.getByRole('grid', { name: 'Layers' }) },
   { name: 'run-map', at: '#/run?layers=1&form=map', ready: (p) => p.getByRole('grid', { name: 'Layers' }) },

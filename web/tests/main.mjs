@@ -35,7 +35,7 @@ function tests() {
 const dir = mkdtempSync(path.join(tmpdir(), 'cairn-web-'));
 let child;
 
-// end removes what was made, and ends what was started: the group of the child's processes.
+// end removes the temporary folders and ends the child's group of processes.
 function end(code) {
   try {
     if (child?.pid) process.kill(-child.pid, 'SIGKILL');

@@ -1,4 +1,4 @@
-// What the server refuses: pages of other sites, other names, requests without the token.
+// The server refuses pages of other sites, other names, and requests without the token.
 import assert from 'node:assert/strict';
 import http from 'node:http';
 import path from 'node:path';

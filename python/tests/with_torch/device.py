@@ -1,7 +1,7 @@
-"""What the tests share: the device, states, comparisons and ranks.
+"""Shared by the tests: the device, states, comparisons and ranks.
 
-"python3 device.py" prints what the GPU is, or fails with the reason why there is none. "make gpu"
-runs the tests on a GPU, interop on the CPU. By hand they run on what there is:
+"python3 device.py" prints the name of the GPU, or fails with the reason why there is none. "make gpu"
+runs the tests on a GPU, interop on the CPU. By hand they run on a GPU if there is one:
 
     CAIRN_BINARY=… PYTHONPATH=python python3 -m unittest discover -s python/tests/with_torch
 """
@@ -34,7 +34,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32"
           "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
           "float8_e8m0fnu"]
 
-# The environment of a program that imports what this one does.
+# The environment of a program that imports the same modules as this one.
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])}
 
 warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ class Case(unittest.TestCase):
 
 
 def differs(want, got, at="state"):
-    """Returns the first difference of two states, or nothing."""
+    """Returns the first difference of two states, or an empty text."""
     if isinstance(want, dict):
         if list(want) != list(got):
             return f"{at} has {list(got)}; want {list(want)}"

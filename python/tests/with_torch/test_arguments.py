@@ -19,7 +19,7 @@ import cairn.torch.dcp
 
 
 class Empty:
-    """An object whose state has nothing in it."""
+    """An object with an empty state."""
 
     def state_dict(self):
         return {}

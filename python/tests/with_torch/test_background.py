@@ -1,4 +1,4 @@
-"""Saves in the background: what changes after the call, kills, forks, memory and many saves in a row."""
+"""Saves in the background: changes after the call, kills, forks, memory and many saves in a row."""
 
 import gc
 import os
@@ -41,7 +41,7 @@ class Changes(Case):
             with self.subTest(stream=kind), on_stream(kind == "other"):
                 state = {"large": noise((LARGE,), "uint8"), "w": torch.zeros(1 << 20, device=DEVICE),
                          "small": noise((10,)), "cpu": noise((1 << 20,), device="cpu")}
-                busy()  # what the device has been given before the call takes place before the copy
+                busy()  # the copy waits for work that the device got before the call
                 state["w"].fill_(5)
                 handle = cairn.torch.async_save(state, self.path(kind))
                 self.assertTrue(handle.staged.done())
@@ -285,7 +285,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def usage(saver):
-    """Returns what this process and its saver process use."""
+    """Returns the resources that this process and its saver process use."""
     gc.collect()
     return {
         "open files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),

@@ -21,7 +21,7 @@ if not FIXTURES.exists():
 
 
 def items(fixture):
-    """Returns what a checkpoint holds, by name."""
+    """Returns the expected contents of a checkpoint, by name."""
     return json.loads((FIXTURES / fixture / "expected.json").read_text())["items"]
 
 
@@ -57,7 +57,7 @@ def digest(t):
 
 
 def check(held, net, optimizer):
-    """Checks that a model and its optimizer have what the checkpoint holds."""
+    """Checks that a model and its optimizer have the contents of the checkpoint."""
     weights, moments = get_state_dict(net, optimizer)
     got = {f"model.{k}": v for k, v in weights.items()}
     for name, state in moments["state"].items():

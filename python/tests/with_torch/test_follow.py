@@ -511,7 +511,7 @@ class Damage(Versions):
             weights.update(params)
         self.assert_same(self.states[2], params)
         self.assertEqual((weights.version, weights.newest()), (2, 2))
-        with self.assertRaises(TimeoutError):  # it does not return what cannot be loaded
+        with self.assertRaises(TimeoutError):  # it does not return a version that cannot be loaded
             weights.wait(0.1)
         self.assertEqual(weights.update(params).version, 2)
         cairn.torch.save(changed(state, 4, 0.5), cairn.Run(self.run_.path, alone=True), step=4)
@@ -552,7 +552,7 @@ class Damage(Versions):
         self.assert_same(state, params)
 
     def test_versions_that_cannot_be_opened(self):
-        """They are named, and nothing else happens."""
+        """They are named, and the weights stay as they are."""
         run, state = cairn.Run(self.run_.path, alone=True), {"w": noise((1000,))}
         cairn.torch.save(state, run, step=1)
         weights, params = self.follow(), blank(state)
@@ -613,7 +613,7 @@ class Damage(Versions):
         weights.update(params, version=1)
         for name in glob.glob(os.path.join(self.folder_of(1), "*.safetensors")):
             os.unlink(name)
-        cairn.torch.close()  # a new saver process has kept nothing
+        cairn.torch.close()  # a new saver process has no files in memory
         with self.assertRaises(cairn.CairnError):
             weights.update(params)
         self.assert_same(self.states[1], params)

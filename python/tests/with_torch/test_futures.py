@@ -1,4 +1,4 @@
-"""The futures of a background save: what people expect of a concurrent.futures.Future."""
+"""The futures of a background save behave as a concurrent.futures.Future."""
 
 import asyncio
 import concurrent.futures
@@ -142,7 +142,7 @@ class Futures(Case):
         self.assertEqual(handle.result(LIMIT).step, 7)
 
     def test_a_function_may_use_cairn(self):
-        """It must not run in the thread that reads what the saver process says."""
+        """It must not run in the thread that reads the messages of the saver process."""
         handle, go = self.held(remote=self.path("there"))
         got, over = [], threading.Event()
 

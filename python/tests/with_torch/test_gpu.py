@@ -1,4 +1,4 @@
-"""What only a GPU can test."""
+"""Tests that need a GPU."""
 
 import threading
 import unittest
@@ -100,7 +100,7 @@ class Devices(Case):
         self.assert_same(states[2], {"w": copy})
 
     def test_an_update_takes_little_memory_of_the_device(self):
-        """What differs everywhere is kept in memory of the host."""
+        """A tensor that differs everywhere is kept in memory of the host."""
         size = 256 << 20
         run = cairn.Run(self.path("weights"))
         state = {f"{i}": noise((size // 4,), "uint8", seed=i) for i in range(4)}
@@ -112,7 +112,7 @@ class Devices(Case):
         report = cairn.torch.follow(run).update(got)
         self.assert_same(state, got)
         self.assertGreater(report.elements_changed, size * 0.9)
-        # A piece of 64 MiB, and what a comparison needs.
+        # A piece of 64 MiB, and the memory of a comparison.
         self.assertLess(torch.cuda.max_memory_allocated() - before, 4 * (64 << 20))
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are read as they are used: every chain of operations gives what an ordinary tensor gives."""
+"""Tensors that are read as they are used: every chain of operations gives the same result as for an ordinary tensor."""
 
 import copy
 import math

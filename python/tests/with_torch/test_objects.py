@@ -58,7 +58,7 @@ class State:
 
 
 class Scheduler:
-    """An object whose state_dict has an object."""
+    """An object with an object in its state_dict."""
 
     def __init__(self, config):
         self.config = config

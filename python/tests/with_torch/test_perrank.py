@@ -32,7 +32,7 @@ class Loader:
 
 
 def replicas(rank, folder):
-    """Saves on a rank whose data is that of all ranks, and then on one whose data is not."""
+    """Saves on a rank with the data of all ranks, and then on one with other data."""
     join("gloo", folder, rank, 2)
     cairn.torch.save({"loader": cairn.torch.PerRank(Loader(seen=3), rank=0, ranks=1)}, f"{folder}/same")
     got = cairn.torch.PerRank(Loader(), rank=0, ranks=1)
@@ -48,7 +48,7 @@ def replicas(rank, folder):
 
 class Generators(Case):
     def save(self, ranks):
-        """Saves the states of some ranks, and returns what each draws next."""
+        """Saves the states of some ranks, and returns the next draws of each."""
         want, state = [], {"random": {}, "w": noise((3,))}
         for rank in range(ranks):
             random.seed(rank)
@@ -58,12 +58,12 @@ class Generators(Case):
             state["random"].update(cairn.torch.RandomState(rank=rank, ranks=ranks).state_dict())
             want.append(draw())
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # nothing is a pickle
+            warnings.simplefilter("error")  # no value is a pickle
             cairn.torch.save(state, self.path())
         return want
 
     def load(self, rank, ranks, **options):
-        """Returns what a rank draws after a load, whether it has loaded its state, and what was logged."""
+        """Returns the draws of a rank after a load, whether it has loaded its state, and the log."""
         state = {"random": cairn.torch.RandomState(rank=rank, ranks=ranks)}
         with self.assertLogs("cairn", "INFO") as said:
             cairn.torch._perrank._log.info("begin")

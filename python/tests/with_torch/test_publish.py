@@ -157,7 +157,7 @@ class Publishing(Case):
         self.assertEqual(cairn.torch.publish(weights, run, 8).result().step, 8)
 
     def test_two_versions_are_under_way(self):
-        """publish waits for the older one of two, whose error stays in its handle."""
+        """publish waits for the older one of two. Its error stays in its handle."""
         handles, waited = [], []
 
         def begin(make, path, step, *args, **options):
@@ -188,7 +188,7 @@ class Publishing(Case):
         for v in 1, 2:
             train(model, v)
             cairn.torch.publish(model, run, v).result()
-        cairn.torch.close()  # the next saver process remembers nothing
+        cairn.torch.close()  # the next saver process has no files in memory
         _publish._published.clear()
         train(model, 3)
         cairn.torch.publish(model, run, 3).result()
@@ -222,7 +222,7 @@ class Publishing(Case):
 
 
 def publish_sharded(rank, folder):
-    """Publishes versions of a model whose parameters are sharded over two ranks."""
+    """Publishes versions of a model with parameters that are sharded over two ranks."""
     join("gloo", folder, rank, 2)
     whole = model_of()
     model = model_of()

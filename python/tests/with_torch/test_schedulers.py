@@ -98,7 +98,7 @@ class Scheduler(Case):
         return steps
 
     def ends(self):
-        """Waits for the end of the script. Returns its status and what was said on stderr."""
+        """Waits for the end of the script. Returns its status and its stderr."""
         self.until(-1)
         return self.script.wait(200), pathlib.Path(self.path("said")).read_text()
 
@@ -190,7 +190,7 @@ class Kubernetes(Scheduler):
         self.start(self.command(), 100000)
         self.until(3)
         self.script.send_signal(signal.SIGTERM)
-        self.script.send_signal(signal.SIGTERM)  # a second one changes nothing
+        self.script.send_signal(signal.SIGTERM)  # a second one has no effect
         status, said = self.ends()
         self.kill_all()
         self.assertGreater(status, 0, said)  # so that the Job starts another pod

@@ -1,4 +1,4 @@
-"""What people do in a training loop, in one process: forget results, wrap models, save what is not a tensor."""
+"""Habits of training loops, in one process: results that are forgotten, wrapped models, values that are not tensors."""
 
 import argparse
 import collections
@@ -30,7 +30,7 @@ class Thing:
 
 
 class Unseen(Case):
-    """Errors of saves whose results nobody has asked for."""
+    """Errors of saves with results that the program does not ask for."""
 
     def fails(self, **options):
         """Begins a save that fails: in its place there is a checkpoint of another format."""

@@ -1,4 +1,4 @@
-"""cairn.torch.weights, and loads whose ranks read for each other."""
+"""cairn.torch.weights, and loads with ranks that read for each other."""
 
 import gc
 import json

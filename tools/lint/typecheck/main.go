@@ -1,6 +1,6 @@
 // Command typecheck checks the types of packages and of their tests, for the system that
-// GOOS and GOARCH name. It reads the sources of all dependencies and compiles nothing, so
-// that it takes seconds for a system that the build cache has nothing for.
+// GOOS and GOARCH name. It reads the sources of all dependencies and does not compile them,
+// so that it takes seconds even for a system without entries in the build cache.
 //
 //	GOOS=windows typecheck [-tags TAGS] PACKAGE...
 package main

@@ -60,7 +60,7 @@ export function project(shape: number[], chunks: Chunk[]): Boxes {
   return b;
 }
 
-/** The chunks whose box has the point, in order. */
+/** The chunks with the point in their box, in order. */
 export function at(b: Boxes, x: number, y: number): number[] {
   const found: number[] = [];
   for (let i = 0; i < b.x.length; i++) {

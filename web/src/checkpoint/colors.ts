@@ -1,6 +1,6 @@
 import { categories } from './paint';
 
-/** What the filter and the address call what is not a tensor. */
+/** The word for objects in the filter and in the address. */
 export const objects = 'objects';
 
 /** Names and bytes of a dtype, or of the objects. */

@@ -17,7 +17,7 @@ export function icicle(t: Tree, root: number, width: number, height: number): Ce
   const levels = Math.max(1, Math.min(mostLevels, room, depths(t)[root]));
   const column = (width - axisWidth) / levels;
   const scale = height / Math.max(1, t.bytes[root]);
-  // Nodes whose children are still to be drawn, as node, level, y.
+  // Nodes with children to be drawn, as node, level, y.
   const todo: number[][] = [[root, 0, 0]];
   while (todo.length > 0) {
     const [n, level, top] = todo.pop()!;

@@ -1,7 +1,7 @@
 import { objects } from './colors';
 import type { Tree } from './tree';
 
-/** What the filters above the table ask for. Empty means everything. */
+/** The values of the filters above the table. An empty one matches everything. */
 export interface Query {
   q: string;
   not: string;
@@ -148,7 +148,7 @@ function sortKey(t: Tree, id: string): ArrayLike<number> | null {
   return null;
 }
 
-/** The places of texts in their order; none is the place of what has no text. */
+/** The places of texts in their order; none is the place of a missing text. */
 function places(texts: (string | undefined)[], none: number): number[] {
   const sorted = [...new Set(texts.filter((s) => s !== undefined))].sort();
   const place = new Map(sorted.map((s, i) => [s, i]));

@@ -4,7 +4,7 @@ import { share } from '../run/measures';
 import { Scale } from '../tensor/scale';
 import { formOf, nameOf, type Tree } from './tree';
 
-/** What the colours of a map show, besides the dtype. */
+/** The measures that the colours of a map can show, besides the dtype. */
 export type By = 'norm' | 'change' | 'nan';
 
 /** A number of each row, and the colours for them. */

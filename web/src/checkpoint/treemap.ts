@@ -14,7 +14,7 @@ export interface Cells {
   y: Float32Array;
   w: Float32Array;
   h: Float32Array;
-  /** What a rectangle is. */
+  /** The kind of each rectangle. */
   kind: Uint8Array;
 }
 

@@ -1,10 +1,10 @@
-// What a comparison says about each name, ready for the chart and the table.
+// The results of a comparison for each name, ready for the chart and the table.
 import { num, type Compared, type Comparison } from '../lib/api';
 import { count, naturalKey } from '../lib/format';
 
 export type Status = Compared['status'];
 
-/** The results for a name, in the order of the buttons, with what they mean. */
+/** The results for a name, in the order of the buttons, with their meanings. */
 export const statuses: Record<Status, string> = {
   missing: 'only in A',
   extra: 'only in B',
@@ -111,7 +111,7 @@ export interface Dots {
 
 const most = 7;
 
-/** The tensors of a comparison whose elements were compared, in natural order. */
+/** The tensors of a comparison with compared elements, in natural order. */
 export function dots(r: Comparison): Dots {
   const items = r.items
     .filter((x) => !Number.isNaN(change(x)))

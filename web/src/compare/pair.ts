@@ -5,7 +5,7 @@ type List = Place['checkpoints'];
 
 /**
  * The checkpoints A and B, of which the address may name one, both or none. B alone is compared
- * with the one before it. The first one is A, and not B: the others are what it is compared with.
+ * with the one before it. The first one is A, and not B: it is compared with the others.
  */
 export function pairOf(list: List, a: string | undefined, b: string | undefined): [a: string, b: string] {
   const last = list.at(-1)?.id ?? '.';
@@ -17,7 +17,7 @@ export function pairOf(list: List, a: string | undefined, b: string | undefined)
 
 /**
  * Whether A is seen through the recipe. Without a word of the address it is if B is an OTHER of
- * the command line and A is not: that is what a recipe is given for.
+ * the command line and A is not: a recipe is given for that.
  */
 export function throughRecipe(place: Pick<Place, 'recipe' | 'checkpoints'>, a: string, b: string, said: string | undefined): boolean {
   if (said === '1' || said === '0' || place.recipe === '') return said === '1';

@@ -285,7 +285,7 @@ export interface Compared {
   };
 }
 
-/** What /api/compare answers: the names are columns, because there may be 200,000. */
+/** The answer of /api/compare: the names are columns, because there may be 200,000. */
 export interface ComparisonAnswer extends Omit<Comparison, 'items'> {
   items: {
     names: string[];
@@ -421,7 +421,7 @@ export async function get<T>(path: string, params: Params = {}, signal?: AbortSi
   return (await request(path, params, signal)).json();
 }
 
-/** Asks a question whose answer takes time. The server stops if signal is aborted. */
+/** Asks a slow question. The server stops if signal is aborted. */
 export async function stream<T>(
   path: string,
   params: Params,

@@ -7,7 +7,7 @@ export function link(): string {
 
 /**
  * The view as it is now, as a page that needs neither the server nor a script: styles are part
- * of it, canvases are pictures, controls do nothing. Names are text, as in the view, and the
+ * of it, canvases are pictures, controls do not work. Names are text, as in the view, and the
  * page's policy forbids scripts and other files besides.
  */
 export function snapshot(about: string): string {
@@ -30,7 +30,7 @@ export function snapshot(about: string): string {
     `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'">`,
     `<meta name="viewport" content="width=${width}">`,
     page.head.querySelector('title')!.outerHTML,
-    // As text, because a style element would be one of this page, whose policy refuses it.
+    // As text: a style element would belong to this page, and its policy refuses one.
     `<style>${rules.join('\n').replaceAll('<', '\\3c ')}</style></head>`,
     `${body.outerHTML}</html>\n`,
   ].join('\n');

@@ -16,7 +16,7 @@ export class Work<T> {
     return this.run(keep, (signal) => get<T>(path, params, signal));
   }
 
-  /** Asks a question whose answer takes time. */
+  /** Asks a slow question. */
   stream(path: string, params: Params, keep = false): Promise<void> {
     return this.run(keep, (signal) =>
       stream<T>(path, params, signal, (p) => {

@@ -15,7 +15,7 @@ export interface Row {
   /** The lane of the checkpoint; -1: it is not complete, and has no place in the history. */
   lane: number;
   strokes: Stroke[];
-  /** What passes between this row and the next one. */
+  /** The strokes between this row and the next one. */
   below: Stroke[];
 }
 

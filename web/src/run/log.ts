@@ -1,4 +1,4 @@
-// What the run view says about the checkpoints of a run.
+// Texts of the run view about the checkpoints of a run.
 import type { Copy, RunCheckpoint, RunLog, Verdict } from '../lib/api';
 
 /** A metric as a number: NaN and infinities are texts in the answer. */
@@ -16,7 +16,7 @@ export function metricNames(log: RunLog): string[] {
   return [...names].sort();
 }
 
-/** Metrics in groups whose largest magnitudes differ by a factor of ten at most, as 'cairn plot RUN metrics' has them. */
+/** Metrics in groups, as in 'cairn plot RUN metrics': the largest magnitudes of a group differ by a factor of ten at most. */
 export function alike(log: RunLog, names: string[]): string[][] {
   const groups: { size: number; names: string[] }[] = [];
   for (const name of names) {
@@ -49,7 +49,7 @@ export function stateOf(c: RunCheckpoint, log: RunLog): string {
   return log.remote === '' ? 'complete' : c.copies;
 }
 
-/** What is wrong with a checkpoint and its copies. */
+/** The problems of a checkpoint and its copies. */
 export function problems(c: RunCheckpoint): string[] {
   return [c.problem, c.local?.problem, c.remote?.problem].filter((p): p is string => !!p);
 }
@@ -58,7 +58,7 @@ export function removes(v: Verdict | undefined): boolean {
   return v?.outcome === 'would remove' || v?.outcome === 'removed';
 }
 
-/** What the policy does with a copy, and why. */
+/** The outcome of the policy for a copy, and the reasons. */
 export function verdict(v: Verdict | undefined): string {
   if (v === undefined) return '';
   const why = v.reasons.join(', ');

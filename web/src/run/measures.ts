@@ -18,7 +18,7 @@ export interface Points {
   x: number[];
   /** Whether x are steps. Otherwise they count the checkpoints. */
   steps: boolean;
-  /** What stands at the axis: the step, or the name of the checkpoint. */
+  /** The labels of the axis: the step, or the name of the checkpoint. */
   labels: string[];
 }
 

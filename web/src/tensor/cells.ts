@@ -3,7 +3,7 @@ import { num, type Heat } from '../lib/api';
 import { count, number } from '../lib/format';
 import { black, nanColor, type Scale } from './scale';
 
-/** What a cell shows of its elements. */
+/** The number of its elements that a cell shows. */
 export type Measure = 'mean' | 'min' | 'max' | 'abs';
 
 export const measures: Record<Measure, string> = {

@@ -3,7 +3,7 @@
 /** The part of one dimension: a single index, or the indexes from lo to before hi. */
 export type Pick = number | [lo: number, hi: number];
 
-/** What a program reads. */
+/** The part of a checkpoint that a program reads. */
 export interface Wanted {
   /** The path or address of the checkpoint. */
   path: string;

@@ -15,7 +15,7 @@ export interface Plot {
 export interface Frame {
   plot: Plot;
   window: Window;
-  /** The lower layers are seen where the upper ones have nothing. Last is top. */
+  /** The lower layers are seen where the upper ones have no cells. Last is top. */
   layers: Layer[];
   /** Whether rows are elements of a dimension. */
   hasRows: boolean;
@@ -42,7 +42,7 @@ export function paint(canvas: HTMLCanvasElement, f: Frame): void {
   axes(ctx, f);
 }
 
-/** The cell of each pixel along one axis; -1 where the layer has nothing. */
+/** The cell of each pixel along one axis; -1 where the layer has no cells. */
 function along(pixels: number, lo: number, hi: number, range: [number, number], n: number): Int32Array {
   const out = new Int32Array(pixels);
   for (let x = 0; x < pixels; x++) {

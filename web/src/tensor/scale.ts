@@ -34,7 +34,7 @@ export const nanColor = pack(255, 0, 255);
 export const black = pack(0, 0, 0);
 export const white = pack(255, 255, 255);
 
-/** What colour a number has. */
+/** A scale maps numbers to colours. */
 export class Scale {
   readonly kind: 'diverging' | 'viridis';
   readonly low: number;

@@ -14,7 +14,7 @@ export function ordered(t: Timeline, by: Order): RankTimeline[] {
   return by === 'busy' ? t.ranks.toSorted((a, b) => b.busy_seconds - a.busy_seconds || a.rank - b.rank) : t.ranks;
 }
 
-/** Everything. A save whose phases took no time gets a second. */
+/** Everything. A save with phases of no duration gets a second. */
 export function whole(t: Timeline): Window {
   return { ranks: [0, Math.max(1, t.ranks.length)], time: [0, t.seconds > 0 ? t.seconds : 1] };
 }

@@ -99,7 +99,7 @@ func saveStep(ctx context.Context, r *cairn.Run, step int64, rank int) error {
 	return err
 }
 
-// forked writes a run whose jobs have gone back: to step 200, then to step 100, and to step
+// forked writes a run with jobs that went back: to step 200, then to step 100, and to step
 // 200 again.
 func forked(ctx context.Context, dir string) error {
 	r, err := cairn.NewRun(dir, nil)
@@ -139,6 +139,7 @@ func moments(ctx context.Context, dir string) error {
 			if i == 3 && step == 2 {
 				x[1000] = float32(math.Inf(1))
 			}
+
 			w, err := tensor.Of([]int64{48, 48}, x)
 			if err != nil {
 				return err
@@ -151,9 +152,11 @@ func moments(ctx context.Context, dir string) error {
 			if err != nil {
 				return err
 			}
+
 			model[fmt.Sprintf("model.decoder.layers.%d.mlp.weight", i)] = w
 			optim[strconv.Itoa(i)] = map[string]any{"exp_avg": m, "step": count}
 		}
+
 		state := cairn.State{"network": model, "optim": map[string]any{"state": optim}, "lr": 0.5}
 		if err := save(ctx, filepath.Join(dir, run.FolderName(step)), state, &cairn.SaveOptions{Step: &step}); err != nil {
 			return err
@@ -183,6 +186,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err != nil {
 		return err
 	}
+
 	store, err := file.Open(dir, nil)
 	if err != nil {
 		return err
@@ -191,6 +195,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err != nil {
 		return err
 	}
+
 	const id = "the-run" // of both places
 	if err := run.WriteSettings(ctx, there, run.Settings{ID: id}); err != nil {
 		return err
@@ -198,13 +203,16 @@ func settle(ctx context.Context, dir, remote string) error {
 	if err := run.WriteSettings(ctx, store, run.Settings{ID: id, Remote: remote, Keep: keep, KeepRemote: keepRemote}); err != nil {
 		return err
 	}
+
 	r, _, err := run.OpenSettings(ctx, dir, run.Settings{})
 	if err != nil {
 		return err
 	}
+
 	if err := r.Note(ctx, run.FolderName(200), func(n *run.Notes) error { n.Tag("release"); return nil }); err != nil {
 		return err
 	}
+
 	partial := filepath.Join(dir, run.FolderName(900))
 	if err := save(ctx, partial, cairn.State{"w": int64(1)}, nil); err != nil {
 		return err
@@ -212,7 +220,7 @@ func settle(ctx context.Context, dir, remote string) error {
 	return os.Remove(filepath.Join(partial, "cairn.json"))
 }
 
-// model returns what a rank holds of a small model after some steps: weights that grow and
+// model returns a rank's part of a small model after some steps: weights that grow and
 // drift, the later layers more than the first ones.
 func model(step int64, rank int) (cairn.State, error) {
 	weights := map[string]any{}
@@ -225,6 +233,7 @@ func model(step int64, rank int) (cairn.State, error) {
 		if err != nil {
 			return err
 		}
+
 		first := rand.New(rand.NewPCG(uint64(len(weights)), uint64(rank)))
 		drift := rand.New(rand.NewPCG(uint64(len(weights)), uint64(ranks+rank)))
 		for i := range x {
@@ -233,9 +242,11 @@ func model(step int64, rank int) (cairn.State, error) {
 		if strings.HasPrefix(name, "layers.11.mlp") && step >= 600 && rank == 1 {
 			x[len(x)/3], x[len(x)/2] = float32(math.NaN()), float32(math.Inf(1))
 		}
+
 		weights[name] = t
 		return nil
 	}
+
 	err := add("embed.weight", 0.03, 0, shard.Rows(ranks), 256, 64)
 	for i := range layers {
 		scale, change := 0.02*(1+float64(i)/16), 0.1+0.05*float64(i*5%7)+0.03*float64(i)
@@ -248,7 +259,7 @@ func model(step int64, rank int) (cairn.State, error) {
 	return cairn.State{"model": weights, "lr": 3e-4, "step": step, "config": map[string]any{"hidden": int64(64), "act": "silu"}}, err
 }
 
-// hostile writes a checkpoint whose names try to break a page, with NaN and infinities.
+// hostile writes a checkpoint with names that try to break a page, with NaN and infinities.
 func hostile(ctx context.Context, dir string) error {
 	names := []string{
 		`<img src=x onerror=alert(1)>`, `<script>alert(2)</script>`, `"quoted" 'names' & more`, "two\nlines", "tab\tand\x00null",
@@ -268,7 +279,7 @@ func hostile(ctx context.Context, dir string) error {
 	return save(ctx, dir, state, nil)
 }
 
-// timeline writes a checkpoint whose save was made by many ranks, three of them slow.
+// timeline writes a checkpoint that many ranks saved, three of them slow.
 func timeline(ctx context.Context, dir string, ranks int) error {
 	if err := save(ctx, dir, cairn.State{"w": make([]int64, 3)}, &cairn.SaveOptions{Step: new(int64(5000))}); err != nil {
 		return err

@@ -132,7 +132,7 @@ property('the cells of a map lie in it, and areas without names are the shares o
   const t = treeOf(names, names.map(() => rnd(5) * rnd(1000)));
   const [w, h] = [50 + rnd(1200), 50 + rnd(400)];
   const cells = layout(t, 0, w, h);
-  const slack = 1.01; // what is smaller than a pixel is drawn as one
+  const slack = 1.01; // a cell smaller than a pixel is drawn as one
   let area = 0;
   for (let i = 0; i < cells.length; i++) {
     assert.ok(cells.x[i] >= -0.01 && cells.x[i] + cells.w[i] <= w + slack, `x ${cells.x[i]} ${cells.w[i]} of ${w}`);

@@ -72,11 +72,13 @@ func Async(ctx context.Context, o AsyncOptions) (*AsyncResult, error) {
 	if o.Ranks < 1 || o.Bytes < 1<<20 {
 		return nil, fmt.Errorf("%d ranks, %d bytes: want at least one rank and 1 MiB", o.Ranks, o.Bytes)
 	}
+
 	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
+
 	o.Log.printf("making a state of %d bytes", o.Bytes)
 	b := &asyncBench{o: o, groups: inproc.New(o.Ranks)}
 	if b.store, err = file.Open(filepath.Join(dir, "checkpoint"), nil); err != nil {
@@ -88,6 +90,7 @@ func Async(ctx context.Context, o AsyncOptions) (*AsyncResult, error) {
 			return nil, err
 		}
 	}
+
 	r := &AsyncResult{
 		Bytes: b.states[0].bytes, Ranks: o.Ranks, Repeat: o.Repeat, Process: o.Process,
 		Threads: runtime.GOMAXPROCS(0), Ceiling: b.stagers[0].Usage().Ceiling,
@@ -95,6 +98,7 @@ func Async(ctx context.Context, o AsyncOptions) (*AsyncResult, error) {
 	if r.FirstStall, _, err = b.background(ctx, r.Bytes); err != nil {
 		return nil, err
 	}
+
 	b.copyAll()
 	for i := range o.Repeat {
 		o.Log.printf("round %d of %d", i+1, o.Repeat)
@@ -102,6 +106,7 @@ func Async(ctx context.Context, o AsyncOptions) (*AsyncResult, error) {
 			return nil, err
 		}
 	}
+
 	r.StallRatio, r.DurableRatio = r.Stall/r.Memcpy, r.Durable/r.Save
 	for _, s := range b.stagers {
 		r.PeakStaging = max(r.PeakStaging, s.Usage().Peak)

@@ -161,6 +161,7 @@ func transformer(bytes int64) iter.Seq[weight] {
 		prefix string
 		dtype  tensor.DType
 	}{{"model", tensor.BFloat16}, {"optim.exp_avg", tensor.Float32}, {"optim.exp_avg_sq", tensor.Float32}}
+
 	return func(yield func(weight) bool) {
 		left := bytes
 		for layer := 0; ; layer++ {

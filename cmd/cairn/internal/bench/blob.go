@@ -32,7 +32,7 @@ type BlobResult struct {
 	Address string    `json:"path"`
 	Bytes   int64     `json:"bytes"`
 	Repeat  int       `json:"repeat"`
-	Plain   string    `json:"plain"` // what the plain requests are
+	Plain   string    `json:"plain"` // describes the plain requests
 	Rows    []blobRow `json:"rows"`
 
 	BestPlainPut float64 `json:"best_plain_put_gbs"`
@@ -150,6 +150,7 @@ func (b *blobBench) row(ctx context.Context, row *blobRow, streams int, sum *blo
 	if err != nil {
 		return err
 	}
+
 	for _, m := range []struct {
 		rate, cores *float64
 		run         func(context.Context) error
@@ -175,6 +176,7 @@ func (b *blobBench) row(ctx context.Context, row *blobRow, streams int, sum *blo
 			*m.cores = least(*m.cores, (cpuTime()-before).Seconds()/(float64(b.o.Bytes)/1e9))
 		}
 	}
+
 	*sum = sum.Add(s.Traffic()).Add(single.Traffic())
 	return nil
 }

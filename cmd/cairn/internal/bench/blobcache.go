@@ -28,7 +28,8 @@ type BlobCache struct {
 	Warm    CacheReads `json:"warm"`   // with a cache that has the object
 }
 
-// CacheReads is what readers got, and what that took of the service.
+// CacheReads has the rate of the readers, and the requests and bytes that the
+// service answered for them.
 type CacheReads struct {
 	Rate     float64 `json:"gbs"` // of all readers together
 	Received int64   `json:"bytes_received"`
@@ -73,6 +74,7 @@ func (b *blobBench) readers(ctx context.Context, dir string) (CacheReads, error)
 		}
 		stores = append(stores, c)
 	}
+
 	took, err := timed(func() error {
 		eg, ctx := errgroup.WithContext(ctx)
 		for i, s := range stores {
@@ -82,6 +84,7 @@ func (b *blobBench) readers(ctx context.Context, dir string) (CacheReads, error)
 		}
 		return eg.Wait()
 	})
+
 	var sum blob.Traffic
 	for _, s := range stores {
 		if m, ok := blob.As[blob.Meter](s); ok {

@@ -25,7 +25,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// DeltaOptions configure the measurement of saves that store what has changed.
+// DeltaOptions configure the measurement of saves that store only changes.
 type DeltaOptions struct {
 	// Dir is an existing directory on the medium to measure.
 	Dir   string
@@ -82,15 +82,16 @@ var trainings = []struct {
 	{"pre-training: all elements change", stepAll},
 }
 
-// stepAdapters changes the adapters and nothing else.
+// stepAdapters changes only the adapters.
 func stepAdapters(name string, mem []byte, r *rand.Rand) {
 	if name == adapters {
 		fillWeights(mem, r)
 	}
 }
 
-// stepSmall adds or subtracts the smallest step to elements at random places, as an
-// optimizer does whose steps are small compared with the precision of bf16.
+// stepSmall adds or subtracts the smallest step to elements at random places. An
+// optimizer with steps that are small compared with the precision of bf16 changes
+// weights like this.
 func stepSmall(_ string, mem []byte, r *rand.Rand) {
 	n := len(mem) / 2
 	for range int(float64(n) * 0.015) {
@@ -146,8 +147,8 @@ func fillWeights(mem []byte, r *rand.Rand) {
 	}
 }
 
-// Delta measures saves that store what has changed since the one before, for states that
-// change as in several kinds of training, and loads of the last of them.
+// Delta measures saves that store only the changes since the save before, and loads of
+// the last save. Its states change as they do in several kinds of training.
 func Delta(ctx context.Context, o DeltaOptions) (*DeltaResult, error) {
 	o.Chain = positive(o.Chain, storageChain)
 	if o.Ranks < 1 || o.Bytes < 1<<20 || o.Chain < 2 {
@@ -184,9 +185,11 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 		return nil, 0, err
 	}
 	defer os.RemoveAll(b.dir)
+
 	for w := range weightsOf(o.Bytes) {
 		b.names = append(b.names, w.name)
 	}
+
 	b.source, b.target = make([]*rankState, o.Ranks), make([]*rankState, o.Ranks)
 	err = b.each(ctx, func(rank int, r *rand.Rand) (err error) {
 		if b.source[rank], err = newState(weightsOf(o.Bytes), shard.Rows(o.Ranks), rank, false); err != nil {
@@ -201,6 +204,7 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 	if err != nil {
 		return nil, 0, err
 	}
+
 	row = &DeltaRow{FullSeconds: math.Inf(1), DeltaSeconds: math.Inf(1), FoldersBound: 1 + run.MaxReferred, KeptRatioBound: run.MaxStored}
 	for i := range o.Chain {
 		if err := b.round(ctx, row, i, step); err != nil {
@@ -210,10 +214,12 @@ func deltaCase(ctx context.Context, o *DeltaOptions, step func(string, []byte, *
 	for i := range b.chains {
 		b.chains[i].Close() // it would read files during the loads
 	}
+
 	row.SecondsRatio = row.DeltaSeconds / row.FullSeconds
 	if err := b.loads(ctx, row); err != nil {
 		return nil, 0, err
 	}
+
 	return row, b.source[0].bytes, nil
 }
 
@@ -238,6 +244,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 			return err
 		}
 	}
+
 	name := "step-" + strconv.Itoa(i)
 	full := func() error {
 		if err := os.RemoveAll(filepath.Join(b.dir, "full")); err != nil {
@@ -249,6 +256,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 		}
 		return err
 	}
+
 	changed := func() error {
 		took, err := timed(func() error { return b.save(ctx, name, true) })
 		if i > 0 {
@@ -256,6 +264,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 		}
 		return err
 	}
+
 	first, second := full, changed
 	if i%2 == 1 {
 		first, second = changed, full
@@ -263,6 +272,7 @@ func (b *deltaBench) round(ctx context.Context, row *DeltaRow, i int, step func(
 	if err := errors.Join(first(), second()); err != nil {
 		return err
 	}
+
 	if i > 0 {
 		whole, err := folderBytes(filepath.Join(b.dir, "full"))
 		part, err2 := folderBytes(filepath.Join(b.dir, name))
@@ -326,6 +336,7 @@ func (b *deltaBench) save(ctx context.Context, name string, inRun bool) error {
 func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 	const rounds = 2
 	last := "step-" + strconv.Itoa(b.o.Chain-1)
+
 	all := func(prepare func(context.Context, *file.Store, string) error) func(ctx context.Context) error {
 		return func(ctx context.Context) error {
 			folders, err := os.ReadDir(b.dir)
@@ -339,9 +350,11 @@ func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 			return err
 		}
 	}
+
 	m := func(best *float64, name string, prepare func(ctx context.Context) error) measurement {
 		return measurement{best, prepare, func(ctx context.Context) error { return b.load(ctx, name) }}
 	}
+
 	err := alternate(ctx, b.source[0].bytes, rounds, b.o.Log,
 		[2]measurement{m(&row.FullLoadCold, "full", all(coolFile)), m(&row.DeltaLoadCold, last, all(coolFile))},
 		[2]measurement{m(&row.FullLoadWarm, "full", all(warmFile)), m(&row.DeltaLoadWarm, last, all(warmFile))},
@@ -351,6 +364,7 @@ func (b *deltaBench) loads(ctx context.Context, row *DeltaRow) error {
 	if err != nil {
 		return err
 	}
+
 	for _, s := range b.target { // so that the check below is one of the last save
 		for _, mem := range s.memory {
 			clear(mem)
@@ -371,7 +385,7 @@ func (b *deltaBench) load(ctx context.Context, name string) error {
 	})
 }
 
-// check compares what was loaded with the state.
+// check compares the loaded tensors with the saved state.
 func (b *deltaBench) check() error {
 	for rank, s := range b.source {
 		for i, mem := range s.memory {

@@ -66,15 +66,18 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	if o.Ranks < 1 || o.Bytes < 1<<20 {
 		return nil, fmt.Errorf("%d ranks, %d bytes: want at least one rank and 1 MiB", o.Ranks, o.Bytes)
 	}
+
 	dir, err := os.MkdirTemp(o.Dir, "cairn-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
+
 	store, err := file.Open(filepath.Join(dir, "checkpoint"), nil)
 	if err != nil {
 		return nil, err
 	}
+
 	o.Log.printf("making two states of %d bytes", o.Bytes)
 	b := &ioBench{o: o, store: store, floor: filepath.Join(dir, "floor")}
 	if err := os.Mkdir(b.floor, 0o755); err != nil {
@@ -83,6 +86,7 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	if b.plain, err = file.Open(b.floor, nil); err != nil {
 		return nil, err
 	}
+
 	for rank := range o.Ranks {
 		source, err := newState(transformer(o.Bytes), shard.Rows(o.Ranks), rank, true)
 		if err != nil {
@@ -94,6 +98,7 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 		}
 		b.source, b.target = append(b.source, source), append(b.target, target)
 	}
+
 	r := &IOResult{Bytes: b.source[0].bytes, Ranks: o.Ranks, Repeat: o.Repeat, Files: o.Ranks}
 	err = alternate(ctx, r.Bytes, o.Repeat, o.Log,
 		[2]measurement{b.measure(&r.FloorSave, b.plain, removeFile, b.floorSave), b.measure(&r.Save, b.store, removeFile, b.save)},
@@ -103,10 +108,12 @@ func IO(ctx context.Context, o IOOptions) (*IOResult, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r.SaveRatio = r.Save / r.FloorSave
 	r.LoadColdRatio = r.LoadCold / r.FloorLoadCold
 	r.LoadWarmRatio = r.LoadWarm / r.FloorLoadWarm
 	r.PeakRSS = peakRSS()
+
 	return r, b.check()
 }
 
@@ -220,8 +227,8 @@ func coolFile(ctx context.Context, s *file.Store, name string) error {
 	return blob.Cooler(s).Cool(ctx, name)
 }
 
-// warmFile reads a file into the page cache with plain reads, because a load may
-// leave nothing there.
+// warmFile reads a file into the page cache with plain reads. A load may use direct
+// I/O, which leaves the cache empty.
 func warmFile(ctx context.Context, s *file.Store, name string) error {
 	r, err := s.Open(ctx, name)
 	if err != nil {

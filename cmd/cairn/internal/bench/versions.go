@@ -140,6 +140,7 @@ func (b *versionsBench) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+
 	b.runs = map[bool]*cairn.Run{}
 	for _, full := range []bool{false, true} {
 		keep, err := cairn.ParsePolicy("last 2")
@@ -151,6 +152,7 @@ func (b *versionsBench) start(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	args := slices.Concat(b.o.Follower, []string{"--size", strconv.FormatInt(b.o.Bytes, 10)})
 	b.child = exec.CommandContext(ctx, args[0], args[1:]...)
 	b.child.Stderr = os.Stderr
@@ -161,10 +163,12 @@ func (b *versionsBench) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+
 	b.out = json.NewDecoder(out)
 	if err := b.child.Start(); err != nil {
 		return err
 	}
+
 	var ready applied
 	return b.out.Decode(&ready)
 }
@@ -192,6 +196,7 @@ func (b *versionsBench) round(ctx context.Context, v int) error {
 			inParallel(mem, stepOne)
 		}
 	}
+
 	seconds, done, err := b.transfer(ctx, v, false)
 	if err != nil {
 		return err
@@ -200,6 +205,7 @@ func (b *versionsBench) round(ctx context.Context, v int) error {
 	if err != nil {
 		return err
 	}
+
 	size := float64(b.state.bytes)
 	b.o.Log.printf("version %d: %.2f %% of the bytes written, %.2f %% read, %.3f s until complete, %.3f s until applied, pause %.3f s",
 		v, 100*float64(written)/size, 100*float64(done.Read)/size, done.publish, seconds, done.Pause)
@@ -208,10 +214,12 @@ func (b *versionsBench) round(ctx context.Context, v int) error {
 		b.updates, b.publishes = append(b.updates, seconds), append(b.publishes, done.publish)
 		b.stalls, b.pauses = append(b.stalls, done.stall), append(b.pauses, done.Pause)
 	}
+
 	seconds, done, err = b.transfer(ctx, v, true)
 	if err != nil {
 		return err
 	}
+
 	b.o.Log.printf("full: %.3f s until complete, %.3f s until applied", done.publish, seconds)
 	if v > 0 {
 		b.fulls = append(b.fulls, seconds)
@@ -219,7 +227,7 @@ func (b *versionsBench) round(ctx context.Context, v int) error {
 	return os.RemoveAll(filepath.Join(b.runDir(true), run.FolderName(int64(v))))
 }
 
-// transferred is what one transfer took, in seconds.
+// transferred has the durations of one transfer, in seconds.
 type transferred struct {
 	applied
 	stall, publish float64

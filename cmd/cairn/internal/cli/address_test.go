@@ -11,7 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// cairnOK runs a command that must succeed, and returns what it printed.
+// cairnOK runs a command that must succeed, and returns its output.
 func cairnOK(t *testing.T, line string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
@@ -55,7 +55,7 @@ func TestCommandsTakeURLs(t *testing.T) {
 	}
 }
 
-// TestCleanOfURL removes what a save has left in a store that has no locks.
+// TestCleanOfURL removes the leftovers of a save from a store without locks.
 func TestCleanOfURL(t *testing.T) {
 	cairnOK(t, "demo --dir mem://left/run/step-1 --size 64KiB --ranks 1 --quiet")
 	s := must.Get(blob.OpenAddress(t.Context(), "mem://left/run"))(t)

@@ -31,7 +31,7 @@ func baseOf(ctx context.Context) string {
 	return base
 }
 
-// baseHint returns what to do about a damaged delta version if a base is given, and otherwise "".
+// baseHint returns advice on a damaged delta version if a base is given, and otherwise "".
 func baseHint(ctx context.Context, address string) string {
 	base := baseOf(ctx)
 	if base == "" || formatOf(ctx, checkpointAddress(ctx, address)) != formats.Slime {

@@ -45,12 +45,14 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 	if through {
 		to.view = c
 	}
+
 	if to.place != nil && to.place.File != "" || to.object != "" {
 		if len(f.with) > 0 {
 			return errors.New("--with: DST is one file, so there is no folder for other files")
 		}
 		return nil
 	}
+
 	for _, name := range f.with {
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -58,6 +60,7 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 		}
 		to.with[filepath.Base(name)] = text
 	}
+
 	if through && to.format == formats.TorchDCP && v.Binding().To == "megatron" {
 		md, err := v.Metadata(ctx)
 		if err != nil {
@@ -67,9 +70,11 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 			return err
 		}
 	}
+
 	if r, ok := c.(interface{ Root() blob.Store }); ok && len(f.with) == 0 && to.format == formats.HF { // a version has no such files
 		return to.copyBeside(ctx, r.Root())
 	}
+
 	isHF := from == formats.HF
 	if through {
 		isHF = v.Binding().To == "hf"
@@ -77,6 +82,7 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 	if len(f.with) > 0 || to.format != formats.HF || !isHF {
 		return nil
 	}
+
 	if err := f.besideConfig(to); err != nil {
 		return err
 	}
@@ -154,7 +160,7 @@ func isModelFile(name string) bool {
 // manifestName is the file that says how a checkpoint was made through a recipe.
 const manifestName = "cairn-manifest.json"
 
-// manifest says how a checkpoint was made through a recipe, and what it holds.
+// manifest describes the contents of a checkpoint, and the recipes that made it.
 type manifest struct {
 	Cairn   string           `json:"cairn"`
 	Source  string           `json:"source"`
@@ -247,6 +253,7 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 	if len(files) == 0 {
 		return nil
 	}
+
 	var store blob.Store
 	var err error
 	prefix := ""
@@ -265,6 +272,7 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 	if err != nil {
 		return err
 	}
+
 	for name, text := range files {
 		if _, ok := d.with[name]; ok && d.place == nil {
 			if _, err := store.Stat(ctx, prefix+name); !errors.Is(err, fs.ErrNotExist) {
@@ -311,10 +319,12 @@ func verifyManifest(cmd *cobra.Command, address string) (*manifestCheck, error) 
 	if store, _, err = formats.Locate(ctx, store); err != nil {
 		return nil, err
 	}
+
 	beside, name := store, manifestName
 	if one, ok := store.(*blob.Single); ok {
 		beside, name = one.Unwrap(), one.Name()+"."+manifestName
 	}
+
 	text, err := blob.ReadAll(ctx, beside, name, maxManifest)
 	if err != nil {
 		return nil, withHint(fmt.Errorf("%s: %w", address, err), "'cairn convert --recipe' writes a manifest")
@@ -323,11 +333,13 @@ func verifyManifest(cmd *cobra.Command, address string) (*manifestCheck, error) 
 	if err := json.Unmarshal(text, &m); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, name, err)
 	}
+
 	c, err := formats.Open(ctx, store, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
+
 	check := &manifestCheck{Tensors: m.Tensors}
 	var read atomic.Int64
 	err = outputOf(cmd).withProgress("manifest", m.Bytes, func(moved func(int64)) (err error) {
@@ -337,6 +349,7 @@ func verifyManifest(cmd *cobra.Command, address string) (*manifestCheck, error) 
 		})
 		return err
 	})
+
 	for i := range check.Problems {
 		check.Problems[i].File = name
 	}

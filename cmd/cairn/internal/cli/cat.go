@@ -217,6 +217,7 @@ func valueJSON(v any) (json.RawMessage, error) {
 func (k *catter) tensor(slice string) error {
 	shape, d := k.e.Tensor.Shape, k.e.Tensor.DType
 	s := inspect.SelectAll(shape)
+
 	if slice != "" {
 		var err error
 		if s, err = inspect.ParseSelection(slice, shape); err != nil {
@@ -229,8 +230,10 @@ func (k *catter) tensor(slice string) error {
 			return err
 		}
 	}
+
 	k.head.DType, k.head.Shape = d.String(), s.Shape()
 	bytes := s.Elements() * int64(d.Size())
+
 	stream := func(w io.Writer, moved func(int64)) error {
 		return s.Stream(k.ctx, casting{k.c, k.flags.cast}, k.e, d, func(p []byte) error {
 			moved(int64(len(p)))
@@ -238,6 +241,7 @@ func (k *catter) tensor(slice string) error {
 			return err
 		})
 	}
+
 	switch {
 	case k.flags.raw != "":
 		return k.write(k.flags.raw, bytes, stream)
@@ -343,7 +347,7 @@ func (k *catter) branch(name, slice string) error {
 	return k.o.encode(k.o.out, catValue{k.head, tree})
 }
 
-// leaf returns what a tree shows for an entry: the value of an object, or the
+// leaf returns the leaf of a tree for an entry: the value of an object, or the
 // description of a tensor.
 func (k *catter) leaf(e *meta.Entry) (any, error) {
 	if e.Tensor != nil {

@@ -140,11 +140,13 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 		_, err := fmt.Fprintln(k.o.out, "[]")
 		return err
 	}
+
 	edges := edgesOf(s.Sizes(), k.flags.limit)
 	shape := make([]int64, len(edges))
 	for i, e := range edges {
 		shape[i] = e.shown()
 	}
+
 	shown, err := tensor.New(d, shape)
 	if err != nil {
 		return err
@@ -153,21 +155,25 @@ func (k *catter) shortText(s *inspect.Selection, d tensor.DType) error {
 	if err := k.readEdges(s, edges, 0, box, shown); err != nil {
 		return err
 	}
+
 	p := &textPrinter{width: cmp.Or(k.o.width, 80)}
 	if k.o.wide {
 		p.width = math.MaxInt
 	}
+
 	format, size := inspect.ElementFormat(d), d.Size()
 	for mem := shown.Contents(); len(mem) > 0; mem = mem[size:] {
 		text := string(format(nil, mem[:size]))
 		p.texts = append(p.texts, text)
 		p.cell = max(p.cell, len(text))
 	}
+
 	for d, e := range edges { // single indexes have no brackets
 		if !s.Single(d) {
 			p.edges = append(p.edges, e)
 		}
 	}
+
 	p.print(0)
 	p.out.WriteByte('\n')
 	_, err = k.o.out.Write(p.out.Bytes())

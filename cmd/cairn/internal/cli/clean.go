@@ -22,16 +22,16 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// cleanResult is what 'cairn clean --json' prints.
+// cleanResult is the output of 'cairn clean --json'.
 type cleanResult struct {
 	Path    string     `json:"path"`
 	DryRun  bool       `json:"dry_run"`
 	Bytes   int64      `json:"bytes"`
 	Removed []leftover `json:"removed"`
 	Kept    []leftover `json:"kept"`
-	// Folders are the folders that were removed because nothing was left in them.
+	// Folders are the folders that were removed because they became empty.
 	Folders []string `json:"folders,omitempty"`
-	// Uncertain are the folders with a save whose commit is uncertain.
+	// Uncertain are the folders with a save that got no answer to its commit.
 	Uncertain []string `json:"uncertain,omitempty"`
 }
 
@@ -47,7 +47,7 @@ type leftover struct {
 type leftoverSummary struct {
 	Files       int `json:"files"`
 	dead        int // files that clean removes without --older-than
-	removed     int // of Files: of checkpoints whose removal was interrupted
+	removed     int // of Files: of checkpoints with an interrupted removal
 	removedSize int64
 	Bytes       int64            `json:"bytes"`
 	Conversions []conversionLeft `json:"conversions,omitempty"`
@@ -68,9 +68,8 @@ type cleanFlags struct {
 	olderThan time.Duration
 }
 
-// safeAge is the least age of --older-than without --force. A save whose process does not
-// show that it is alive, because it is suspended or cannot reach the store, has this time
-// to go on.
+// safeAge is the least age of --older-than without --force. A suspended process, or one
+// that cannot reach the store, does not show that it is alive; its save has this time to go on.
 const safeAge = 10 * time.Minute
 
 func newCleanCmd() *cobra.Command {
@@ -85,7 +84,7 @@ func newCleanCmd() *cobra.Command {
 		}
 		return runClean(cmd, args[0], f)
 	})
-	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed and remove nothing")
+	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "only show the files that would be removed")
 	cmd.Flags().DurationVar(&f.olderThan, "older-than", -1, "also remove leftovers of unknown saves of at least this `age`, such as 24h")
 	cmd.Flags().BoolVar(&f.force, "force", false, "allow an age of less than 10m")
 	hideDefault(cmd.Flags(), "older-than")
@@ -98,12 +97,14 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if err != nil {
 		return err
 	}
+
 	store, err := openStore(ctx, address)
 	if _, single := store.(*blob.Single); single {
 		dir, _ := blob.SplitAddress(path)
 		err = withHint(fmt.Errorf("%s: %w: it is a file", blob.Redact(path), cairn.ErrNotFound),
 			fmt.Sprintf("clean takes the folder that it is in: 'cairn clean %s'", quoteArg(blob.Redact(cmp.Or(strings.TrimSuffix(dir, "/"), ".")))))
 	}
+
 	var conversions []convert.Unfinished
 	var convErr error
 	if local {
@@ -112,12 +113,14 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	if err != nil && len(conversions) == 0 {
 		return err
 	}
+
 	var dirs []folder
 	if err == nil {
 		if dirs, err = sweptFolders(ctx, path); err != nil {
 			return err
 		}
 	}
+
 	r := cleanResult{Path: blob.Redact(path), DryRun: f.dryRun, Removed: []leftover{}, Kept: []leftover{}}
 	errs := []error{convErr}
 	for _, dir := range dirs {
@@ -129,6 +132,7 @@ func runClean(cmd *cobra.Command, address string, f cleanFlags) error {
 	for _, dir := range slices.Backward(dirs) { // folders below path come before it
 		r.removeEmpty(dir.address)
 	}
+
 	o := outputOf(cmd)
 	return errors.Join(o.result(r, func() { printCleaned(o, &r) }), joinDenied(errs))
 }
@@ -172,9 +176,9 @@ func (r *cleanResult) removeEmpty(dir string) {
 	}
 }
 
-// sweptFolders returns the folders that clean looks at. In object storage, these are what
-// foldersOf returns and the folders at any depth with uploads that did not finish. Such a
-// folder may have no objects.
+// sweptFolders returns the folders that clean looks at. They are the folders of foldersOf
+// and, in object storage, the folders at any depth with unfinished uploads. Such a folder
+// may have no objects.
 func sweptFolders(ctx context.Context, address string) ([]folder, error) {
 	dirs, err := foldersOf(ctx, address)
 	if err != nil || isLocal(address) {
@@ -270,9 +274,11 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 	if u == nil || err != nil {
 		return nil, err
 	}
+
 	shown := blob.Redact(dir.address)
 	c := &storedConversion{leftover: leftover{Folder: shown, Conversion: shown}}
 	c.Leftover = commit.Leftover{Name: convert.JournalFolder, Size: u.Bytes, ModTime: u.ModTime, SaveID: u.SaveID, Owner: u.Owner}
+
 	// The lock is read last: whoever goes on with the conversion meanwhile is seen.
 	left, err := leftoversOf(ctx, dir.store, u.SaveID)
 	if err != nil {
@@ -285,6 +291,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 			c.ModTime = l.ModTime
 		}
 	}
+
 	if u.SaveID != "" {
 		owner, uncertain, err := commit.OwnerOf(ctx, dir.store, u.SaveID)
 		if err != nil {
@@ -295,6 +302,7 @@ func conversionIn(ctx context.Context, dir folder) (*storedConversion, error) {
 			c.Owner = owner
 		}
 	}
+
 	c.Age = blob.Age(dir.store, c.ModTime)
 	return c, nil
 }
@@ -392,6 +400,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	if f.olderThan >= 0 {
 		f.olderThan = max(f.olderThan, commit.LeastAge(s))
 	}
+
 	conv, err := conversionIn(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
@@ -407,6 +416,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 			convErr = nil
 		}
 	}
+
 	var removed []commit.Leftover
 	if !f.dryRun {
 		removed, err = formats.CleanExcept(ctx, s, f.olderThan, conv.saveID())
@@ -414,6 +424,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	for _, l := range removed {
 		r.add(leftover{Folder: shown, Leftover: l}, true)
 	}
+
 	left, leftErr := formats.Leftovers(ctx, s)
 	for _, l := range left {
 		if !conv.has(&l) {
@@ -423,6 +434,7 @@ func (r *cleanResult) clean(ctx context.Context, dir folder, f cleanFlags) error
 	if slices.ContainsFunc(left, func(l commit.Leftover) bool { return l.Uncertain }) {
 		r.Uncertain = append(r.Uncertain, shown)
 	}
+
 	if err = cmp.Or(err, leftErr, convErr); err != nil {
 		return fmt.Errorf("%s: %w", shown, err)
 	}
@@ -443,6 +455,7 @@ func printCleaned(o *output, r *cleanResult) {
 	if r.DryRun {
 		word = "would be removed"
 	}
+
 	files := 0
 	for i, l := range slices.Concat(r.Removed, r.Kept) {
 		action := word
@@ -459,14 +472,17 @@ func printCleaned(o *output, r *cleanResult) {
 		}
 		t.add(clean(pathOf(l.Folder, l.Name)), formatBytes(l.Size), l.Saver, action)
 	}
+
 	if len(r.Removed)+len(r.Kept) > 0 {
 		o.table(t)
 	}
+
 	what := plural(files, "file")
 	if n := len(r.Removed) - files; n > 0 {
 		what += " and " + plural(n, "conversion")
 	}
 	o.remark("%s: %s %s, %s\n", clean(r.Path), what, word, formatBytes(r.Bytes))
+
 	for _, dir := range r.Folders {
 		o.remark("%s: the folder was empty, and is removed\n", clean(dir))
 	}
@@ -478,12 +494,12 @@ func printCleaned(o *output, r *cleanResult) {
 	}
 }
 
-// uncertainText says what an uncertain save is, and what to do about it.
+// uncertainText explains an uncertain save, with advice.
 const uncertainText = "another save here got no answer to its commit, and the service may still carry it out: save here again, which settles it, or wait a day and use 'cairn clean --older-than 24h'"
 
 // leftoversAt counts the files that no checkpoint in a folder needs, and
-// unfinished conversions, except for running conversions. It returns nil if
-// there is nothing to clean. It ignores errors, because only a remark depends on it.
+// unfinished conversions, except for running conversions. It returns nil if there
+// are none. It ignores errors, because only a remark depends on it.
 func leftoversAt(ctx context.Context, address string) *leftoverSummary {
 	path, local, err := file.LocalPath(address)
 	if err != nil {

@@ -53,7 +53,7 @@ func (s *uploading) TempFolders(_ context.Context, dir string) ([]string, error)
 	return slices.Compact(out), nil
 }
 
-// execute runs a command line and returns its exit code and what it printed.
+// execute runs a command line and returns its exit code and its output.
 func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer

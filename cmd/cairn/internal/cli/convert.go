@@ -68,11 +68,12 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	cmd := newCommand(name, wantArgs(2, 2), completeConversion, func(cmd *cobra.Command, args []string) error {
 		return f.job.run(cmd, args, func(g group.Group) error {
 			if f.dryRun {
-				g = nil // nothing to share: each rank makes the plan, and rank 0 prints it
+				g = nil // no work to share: each rank makes the plan, and rank 0 prints it
 			}
 			return f.run(cmd, args[0], args[1], g)
 		})
 	})
+
 	f.job.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.to, "to", "", "`format` of DST")
@@ -86,7 +87,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.Var(&f.maxShard, "max-shard-size", "begin a new data file beyond this `size` (default 5GB)")
 	fl.Var((*sizeFlag)(&f.Memory), "memory", "bound of the buffers")
 	fl.IntVar(&f.Parallel, "parallel", 0, "number of reads and of ranks that are written at the same time, `N` (default 4, or one for each processor)")
-	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "print what would be done, and write nothing")
+	fl.BoolVarP(&f.dryRun, "dry-run", "n", false, "only print the plan of the conversion")
 	fl.BoolVar(&f.SkipObjects, "skip-objects", false, "leave out objects that the format cannot hold")
 	fl.BoolVar(&f.SkipDamaged, "skip-damaged", false, "leave out names that cannot be read because a file is missing or damaged")
 	fl.BoolVar(&f.overwrite, "overwrite", false, "replace a checkpoint at DST, once the new one is complete")
@@ -94,6 +95,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
 	fl.StringArrayVar(&f.with, "with", nil, "copy these `files` into DST (repeatable; with --to hf: configuration and tokeniser)")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
+
 	hideDefault(fl, "max-shard-size")
 	completeFlag(cmd, choices(formats.Writable()...), "to")
 	completeFlag(cmd, completeDTypes, "dtype")
@@ -123,17 +125,18 @@ type conversionOf struct {
 	To     string `json:"to"`
 }
 
-// conversionResult is what 'cairn convert --json' prints.
+// conversionResult is the output of 'cairn convert --json'.
 type conversionResult struct {
 	conversionOf
 	*convert.Report
 	Seconds float64 `json:"seconds"`
-	// Read and Written are what the stores of SRC and DST did, if they count it.
+	// Read and Written count the requests to the stores of SRC and DST, if these
+	// stores count them.
 	Read    *blob.Traffic `json:"source_traffic,omitempty"`
 	Written *blob.Traffic `json:"target_traffic,omitempty"`
 }
 
-// conversionPlan is what 'cairn convert --dry-run --json' prints.
+// conversionPlan is the output of 'cairn convert --dry-run --json'.
 type conversionPlan struct {
 	conversionOf
 	DryRun bool `json:"dry_run"`
@@ -370,9 +373,10 @@ func (f *conversionFlags) plan(cmd *cobra.Command, job *convert.Job, to *destina
 func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) error {
 	names := f.recipe.listHint(src)
 	refused, isRefused := errors.AsType[*convert.RefusedError](err)
+
 	switch {
 	case isOtherFormat(err):
-		return err // it says what to do
+		return err // it has its own advice
 	case errors.Is(err, convert.ErrOption):
 		return usagef(cmd, "%v", err)
 	case isRefused && len(refused.Tensors) > 0:
@@ -382,19 +386,22 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	case errors.Is(err, convert.ErrOccupied) && f.overwrite:
 		return withHint(err, "--overwrite replaces a checkpoint and nothing else: remove what is there, or give DST another path")
 	}
+
 	if hint := baseHint(cmd.Context(), src); errors.Is(err, slime.ErrChain) && hint != "" {
 		return withHint(err, hint)
 	}
+
 	exists := "--overwrite replaces it, once the new checkpoint is complete"
 	if f.to == formats.Slime {
 		exists = "a version is never replaced: DST is the folder of the next one"
 	}
+
 	for _, h := range []struct {
 		err  error
 		hint string
 	}{
 		{slime.ErrBase, "--base gives its path"},
-		{slime.ErrBefore, "a version has what has changed since the one before, which must be beside DST; --to hf writes a full version"},
+		{slime.ErrBefore, "a version has the changes since the one before, which must be beside DST; --to hf writes a full version"},
 		{storage.ErrNotRepresentable, "--skip-objects leaves it out"}, // about the whole checkpoint
 		{storage.ErrExists, exists},
 		{convert.ErrBusy, busyHint()},
@@ -411,7 +418,7 @@ func (f *conversionFlags) explain(cmd *cobra.Command, src string, err error) err
 	return err
 }
 
-// busyHint returns what to do about another conversion to the same place, which may be
+// busyHint returns advice on another conversion to the same place, which may be
 // another rank.
 func busyHint() string {
 	if new(tcp.Env).Launched() {
@@ -442,7 +449,7 @@ func printDamaged(o *output, names []inspect.Missing) {
 	}
 }
 
-// printTraffic prints what a store did, if it counts that.
+// printTraffic prints the requests to a store, if the store counts them.
 func printTraffic(o *output, address string, t *blob.Traffic) {
 	if t != nil {
 		text := fmt.Sprintf("%s, %s sent, %s received", plural(t.Requests, "request"), formatBytes(t.Sent), formatBytes(t.Received))
@@ -456,7 +463,8 @@ func printTraffic(o *output, address string, t *blob.Traffic) {
 	}
 }
 
-// printRecipePlan prints what a conversion through a recipe makes of what.
+// printRecipePlan prints the tensors that a conversion through a recipe would make,
+// and the sources of each.
 func printRecipePlan(o *output, p *conversionPlan) {
 	t := newRows("NAME", "SHAPE", "FROM", "OPERATIONS", ">LINE")
 	for _, it := range p.Items {

@@ -51,7 +51,7 @@ func (f *copyFlags) options(cmd *cobra.Command) (*transfer.Options, error) {
 	return &transfer.Options{Overwrite: f.overwrite, Full: f.verify == "full", Memory: int64(f.memory), Parallel: f.parallel}, nil
 }
 
-// copyResult is what 'cairn cp --json' prints.
+// copyResult is the output of 'cairn cp --json'.
 type copyResult struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
@@ -60,7 +60,7 @@ type copyResult struct {
 	copyTraffic
 }
 
-// copyTraffic is what the stores of both sides did, if they count it.
+// copyTraffic counts the requests to the stores of both sides, if these stores count them.
 type copyTraffic struct {
 	Read    *blob.Traffic `json:"source_traffic,omitempty"`
 	Written *blob.Traffic `json:"target_traffic,omitempty"`
@@ -88,10 +88,12 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err != nil {
 		return err
 	}
+
 	at := checkpointAddress(ctx, src)
 	if err := apart(at, dst); err != nil {
 		return withHint(err, "give DST another path")
 	}
+
 	from, err := openStore(ctx, at)
 	if err != nil {
 		return err
@@ -103,6 +105,7 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err := checkDelta(ctx, from, to); err != nil {
 		return withHint(err, "'cairn sync' copies all versions, 'cairn convert' with --to hf writes this one as a whole checkpoint")
 	}
+
 	opts.As, opts.Group = as, g
 	start, read, written := time.Now(), blob.Since(from), blob.Since(to)
 	var rep *transfer.Report
@@ -114,6 +117,7 @@ func (f *copyFlags) copy(cmd *cobra.Command, src, dst string, g group.Group) err
 	if err != nil {
 		return withHint(err, copyHint(ctx, src, err))
 	}
+
 	r := &copyResult{blob.Redact(src), blob.Redact(dst), rep, time.Since(start).Seconds(), copyTraffic{read(), written()}}
 	return o.result(r, func() { printCopied(o, r) })
 }
@@ -187,13 +191,13 @@ func copyHint(ctx context.Context, src string, err error) string {
 	_, unsupported := errors.AsType[*formats.UnsupportedError](err)
 	switch {
 	case isOtherFormat(err):
-		return "" // the error says what to do
+		return "" // the error has its own advice
 	case errors.Is(err, storage.ErrExists):
 		return "--overwrite replaces it"
 	case errors.Is(err, blob.ErrLocked), errors.Is(err, storage.ErrUnderWay):
 		return "wait until it is over"
 	case errors.Is(err, blob.ErrChanged):
-		return "the same command copies what is there now"
+		return "the same command copies the new checkpoint"
 	case errors.Is(err, transfer.ErrOccupied):
 		return "give DST another path"
 	case errors.Is(err, storage.ErrNotFound) || unsupported:

@@ -39,7 +39,7 @@ type destination struct {
 	// not a path in a file system.
 	object string
 	group  group.Group          // the ranks that convert together; nil: this process is alone
-	since  func() *blob.Traffic // what the store of the result did; nil: it is not open
+	since  func() *blob.Traffic // counts the requests to the store of the result; nil: it is not open
 	// with are files to copy into the folder of the result unless it has its own, and made
 	// are files that belong to the result. view is the view that is converted, if a recipe
 	// is used: the result gets a manifest.
@@ -62,6 +62,7 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if d.format, err = f.format(cmd, from, path); err != nil {
 		return nil, err
 	}
+
 	if local {
 		path = behindLink(path)
 	}
@@ -69,6 +70,7 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if err := f.delta(cmd, d); err != nil {
 		return nil, err
 	}
+
 	if f.shards > storage.MaxFilesPerRank && d.format != formats.HF {
 		return nil, usagef(cmd, "--shards %d: --to %s takes at most %d", f.shards, d.format, storage.MaxFilesPerRank)
 	}
@@ -76,15 +78,18 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 	if d.format == formats.Torch && f.resharded() {
 		return nil, usagef(cmd, "--to torch is one file of whole tensors, without --world-size and --mesh")
 	}
+
 	if !local {
 		return d, f.object(cmd, d)
 	}
+
 	d.place = &convert.Place{
 		Path: path, Overwrite: f.overwrite, File: f.file(d, path), Look: checkpointFiles, Accept: d.accept, Record: describes,
 	}
 	if d.place.File == "" {
 		return d, nil
 	}
+
 	if f.shards > 1 || f.maxShard > 0 || f.resharded() {
 		return nil, usagef(cmd, "%s is one file: --shards, --max-shard-size and shardings need a directory", dst)
 	}
@@ -229,6 +234,7 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 			return nil, err
 		}
 	}
+
 	if d.place != nil {
 		write.FailIfExists = false // it is in a directory of its own
 	}
@@ -240,6 +246,7 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 	if err != nil {
 		return nil, err
 	}
+
 	same := write
 	same.FailIfExists = false // it does not change the files
 	t := &convert.Target{Format: d.format, Details: fmt.Sprintf("%+v %+v", opts, same), Where: d.address}
@@ -251,12 +258,14 @@ func (d *destination) open(ctx context.Context, job *convert.Job) (*convert.Targ
 		}
 		return f.NewWriter(store, o)
 	}
+
 	if d.place != nil {
 		t.Staging = store
 		return t, nil
 	}
+
 	t.Committed = func(ctx context.Context, rep *convert.Report) error { return d.writeBeside(ctx, rep) }
-	if d.opts.File == "" { // a single file has no place for a journal, and nothing to continue with
+	if d.opts.File == "" { // a single file has no place for a journal, so its conversion cannot continue
 		t.Direct = store
 		t.Leftovers = func(ctx context.Context, saveID string) ([]string, error) {
 			left, err := leftoversOf(ctx, store, saveID)
@@ -286,6 +295,7 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 		}
 		return rep, err
 	}
+
 	defer d.place.Unlock() // a remaining lock does not delay other conversions
 	err := onFirst(ctx, d.group, "prepare", func() error {
 		err := d.place.Lock()
@@ -299,11 +309,13 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 	if err != nil {
 		return nil, err
 	}
+
 	rep, err := d.run(ctx, job)
 	staging := d.place.Staging()
 	if err != nil && !isFirst(d.group) {
 		return nil, err
 	}
+
 	if err != nil {
 		discardErr := d.place.Discard()
 		if _, statErr := os.Stat(staging); discardErr == nil && statErr == nil {
@@ -311,6 +323,7 @@ func (d *destination) convert(ctx context.Context, o *output, job *convert.Job) 
 		}
 		return nil, err
 	}
+
 	err = onFirst(context.WithoutCancel(ctx), d.group, "publish", func() error {
 		if err := d.writeBeside(ctx, rep); err != nil {
 			return err
@@ -377,7 +390,7 @@ func (d *destination) openURL(ctx context.Context) (blob.Store, error) {
 	return blob.NewSingle(s, name), nil
 }
 
-// written returns what the store of the result did, or nil.
+// written returns the count of requests to the store of the result, or nil.
 func (d *destination) written() *blob.Traffic {
 	if d.since == nil {
 		return nil
@@ -413,7 +426,7 @@ func outside(c *cairn.Checkpoint, src, out string) error {
 	fi, err := os.Stat(out)
 	path, local, pathErr := file.LocalPath(checkpointAddress(context.Background(), src))
 	if err != nil || !local || pathErr != nil {
-		return nil // nothing to replace, or not a local path
+		return nil // there is no file to replace, or src is not a local path
 	}
 	names := []string{""} // the checkpoint may be one file
 	if base := filepath.Base(behindLink(out)); describes(base) {
@@ -483,7 +496,8 @@ func checkpointFiles(path string) ([]string, error) {
 	return out, nil
 }
 
-// accept refuses a folder whose other files would be taken for the checkpoint.
+// accept refuses a folder that has files of another format, which a reader would
+// take for the checkpoint.
 func (d *destination) accept(dir string) error {
 	store, err := blob.OpenAddress(context.Background(), dir)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
-// difference is what 'cairn diff --json' prints.
+// difference is the output of 'cairn diff --json'.
 type difference struct {
 	PathA string `json:"path_a"`
 	PathB string `json:"path_b"`
@@ -61,7 +61,7 @@ func newDiffCmd() *cobra.Command {
 	flags.BoolVar(&f.Change, "change", false, "also compare tensors as vectors: relative change and cosine")
 	flags.StringArrayVar(&f.rename, "rename", nil, "rename names of A by this `rule`; may be repeated")
 	f.recipe.add(cmd, "compare A")
-	flags.BoolVar(&f.All, "all", false, "also list what is equal")
+	flags.BoolVar(&f.All, "all", false, "also list equal tensors and objects")
 	flags.IntVar(&f.Limit, "limit", 0, "list at most this `number` of names (default all)")
 	flags.BoolVar(&f.First, "first", false, "stop at the first name that differs")
 	return baseFlag(cmd)
@@ -111,8 +111,8 @@ func (f *diffFlags) options(cmd *cobra.Command) (*inspect.CompareOptions, error)
 	return &o, nil
 }
 
-// check refuses patterns and rules that match nothing, because names that were
-// not compared would look equal.
+// check refuses patterns and rules that match no name, because names that were not
+// compared would look equal.
 func (f *diffFlags) check(pathA string, a, b *meta.Metadata) error {
 	kept := 0
 	for _, n := range a.Names() {
@@ -138,12 +138,14 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 	if err != nil {
 		return err
 	}
+
 	ctx := cmd.Context()
 	if f.recipe.Recipe != "" { // the configuration may be on either side
 		if store, err := openStore(ctx, checkpointAddress(ctx, args[1])); err == nil { // otherwise, the error comes below
 			f.recipe.Beside = []blob.Store{store}
 		}
 	}
+
 	return withMetadata(f.recipe.context(cmd), args[0], func(a *cairn.Checkpoint, mdA *meta.Metadata) error {
 		return withMetadata(f.second(ctx), args[1], func(b *cairn.Checkpoint, mdB *meta.Metadata) error {
 			v := difference{PathA: args[0], PathB: args[1]}
@@ -153,22 +155,26 @@ func runDiff(cmd *cobra.Command, args []string, f *diffFlags) error {
 			if err := f.check(args[0], mdA, mdB); err != nil {
 				return err
 			}
+
 			o := outputOf(cmd)
 			var bar *progress
 			opts.Total = func(n int64) { bar = o.progress("diff", n) }
 			opts.Progress = func(n int64) { bar.add(n) }
+
 			c, err := inspect.Compare(ctx, inspect.Side{Content: a, Metadata: mdA}, inspect.Side{Content: b, Metadata: mdB}, opts)
 			bar.done()
 			if err != nil {
 				return err
 			}
 			v.Comparison = c
+
 			if err := o.result(v, func() { printDifference(o, &v, f.Change) }); err != nil || c.Differences() == 0 && len(c.Unread) == 0 {
 				return err
 			}
 			if c.Differences() == 0 {
 				return withHint(differ("not all of it could be compared: %s", formatUnread(c.Unread)), "--select leaves names out")
 			}
+
 			err = differ("%s and %s differ in %s", args[0], args[1], plural(c.Differences(), "name"))
 			if common := c.Names - c.Missing - c.Extra; common < c.Missing/8 && common < c.Extra/8 && f.recipe.Recipe == "" && len(f.rename) == 0 {
 				hint := "they have few names in common: --recipe compares the forms of different frameworks, --rename changes names of A"

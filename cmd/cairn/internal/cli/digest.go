@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// digestList is what 'cairn digest --json' prints.
+// digestList is the output of 'cairn digest --json'.
 type digestList struct {
 	Path   string                    `json:"path"`
 	SaveID string                    `json:"save_id"`

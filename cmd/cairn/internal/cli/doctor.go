@@ -57,7 +57,7 @@ func unsafe(r *doctor.Report) error {
 		return nil
 	}
 	if r.Full {
-		return withHint(fmt.Errorf("%s: %w", r.Store, errNoSpace), "'cairn clean' removes what saves that did not finish have left")
+		return withHint(fmt.Errorf("%s: %w", r.Store, errNoSpace), "'cairn clean' removes the files of unfinished saves")
 	}
 	var names []string
 	for _, c := range r.Checks {

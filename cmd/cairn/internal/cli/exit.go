@@ -40,10 +40,10 @@ type exit struct {
 	hint    string  // used if the command has no better one
 }
 
-// exits is the table of exit codes. The first one whose error is in the chain
-// counts; the last one is for all others.
+// exits is the table of exit codes. The first row with an error of the chain
+// counts; the last row is for all other errors.
 var exits = []exit{
-	{code: exitOK, name: "ok", meaning: "The command succeeded, and what it checked is whole."},
+	{code: exitOK, name: "ok", meaning: "The command succeeded; a checked checkpoint is whole."},
 	{code: exitInterrupted, name: "interrupted", meaning: "Interrupted by Ctrl-C or a signal."},
 	{
 		code: 2, name: "usage", meaning: "The command line is wrong.",
@@ -104,7 +104,7 @@ func usagef(cmd *cobra.Command, format string, args ...any) error {
 	return withHint(err, fmt.Sprintf("see '%s --help'", cmd.CommandPath()))
 }
 
-// hintError is an error and what to do about it.
+// hintError is an error with advice.
 type hintError struct {
 	error
 	hint string
@@ -112,10 +112,10 @@ type hintError struct {
 
 func (e *hintError) Unwrap() error { return e.error }
 
-// Hint returns what to do.
+// Hint returns the advice.
 func (e *hintError) Hint() string { return e.hint }
 
-// withHint adds to err what to do next, unless err or hint are empty. The
+// withHint adds advice to err, unless err is nil or hint is empty. The
 // outermost hint counts.
 func withHint(err error, hint string) error {
 	if err == nil || hint == "" {
@@ -124,7 +124,7 @@ func withHint(err error, hint string) error {
 	return &hintError{err, hint}
 }
 
-// failure is what --json prints of an error.
+// failure is an error as --json prints it.
 type failure struct {
 	Error string `json:"error"`
 	Kind  string `json:"kind"`
@@ -162,7 +162,7 @@ func (o *output) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	return f.Code
 }
 
-// goneHint is the advice about a checkpoint whose bases are lost. Its error says the rest.
+// goneHint is the advice about a checkpoint that has lost its bases. Its error says the rest.
 const goneHint = "if the other folder is lost, 'cairn rm CHECKPOINT --force' removes this one; 'cairn latest RUN' prints the newest complete one"
 
 // Advice about causes that all commands have in common.

@@ -39,7 +39,7 @@ var situations = []struct {
 	{name: "an empty folder", make: func(t *testing.T, dir string) {
 		must.Do(t, os.RemoveAll(dir))
 		must.Do(t, os.Mkdir(dir, 0o777))
-	}, code: 3, except: map[string]int{"clean CK --dry-run": 0}}, // nothing is left there
+	}, code: 3, except: map[string]int{"clean CK --dry-run": 0}}, // the folder is empty
 	{name: "a text file", make: func(t *testing.T, dir string) {
 		must.Do(t, os.RemoveAll(dir))
 		must.Do(t, os.WriteFile(dir, []byte("hello\n"), 0o666))

@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// flattenResult is what 'cairn flatten --json' prints.
+// flattenResult is the output of 'cairn flatten --json'.
 type flattenResult struct {
 	Checkpoints []*flattened `json:"checkpoints"`
 }
@@ -44,9 +44,11 @@ func newFlattenCmd() *cobra.Command {
 			}
 			all = append(all, r)
 		}
+
 		if len(all) == 0 && failed != nil {
 			return failed
 		}
+
 		err := o.result(flattenResult{all}, func() {
 			for _, r := range all {
 				if len(r.Bases) == 0 {
@@ -61,11 +63,12 @@ func newFlattenCmd() *cobra.Command {
 		}
 		return failed
 	})
+
 	f.addTo(cmd)
 	return cmd
 }
 
-// errNotFlattened reports a checkpoint of a format whose checkpoints always refer to others.
+// errNotFlattened reports a checkpoint of a format in which checkpoints always refer to others.
 var errNotFlattened = errors.New("its format has no form that stands alone")
 
 func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {
@@ -74,6 +77,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	at := checkpointAddress(ctx, arg)
 	store, err := openStore(ctx, at)
 	if err != nil {
@@ -83,16 +87,19 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 	if err != nil {
 		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, arg, err))
 	}
+
 	r := &flattened{Path: blob.Redact(arg), Bases: c.Storage().Bases}
 	alone := c.Storage().StoredBytes == 0
 	if c.Storage().Version == slime.Version {
 		err := fmt.Errorf("%s is a delta version: %w", blob.Redact(arg), errors.Join(errNotFlattened, c.Close()))
 		return nil, withHint(err, "'cairn convert' with --to hf writes it as a whole checkpoint, to another folder")
 	}
+
 	if err := c.Close(); err != nil || alone {
 		r.Bases = []string{}
 		return r, err
 	}
+
 	start := time.Now()
 	err = o.withPlanned("flatten", func(planned, moved func(int64)) error {
 		opts.Planned, opts.Progress = planned, moved
@@ -102,6 +109,7 @@ func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) 
 		}
 		return err
 	})
+
 	r.Seconds = time.Since(start).Seconds()
 	return r, err
 }

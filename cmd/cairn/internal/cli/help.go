@@ -17,8 +17,8 @@ import (
 //go:embed help/*.txt
 var helpTexts embed.FS
 
-// newCommand returns a command whose usage, summary, description and examples are in
-// the file help/NAME.txt. Cobra calls complete for the arguments in a shell.
+// newCommand returns a command. The file help/NAME.txt has its usage, summary,
+// description and examples. Cobra calls complete for the arguments in a shell.
 func newCommand(name string, args cobra.PositionalArgs, complete cobra.CompletionFunc, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
 	text, err := helpTexts.ReadFile("help/" + name + ".txt")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// wantCommand runs a command, and compares its exit code and a part of what it prints.
+// wantCommand runs a command, and compares its exit code and a part of its output.
 func wantCommand(t *testing.T, code int, part string, args ...string) {
 	t.Helper()
 	if got, out, errOut := command(t, args...); got != code || !strings.Contains(out+errOut, part) {
@@ -138,7 +138,7 @@ func TestHintsOfMistypedWords(t *testing.T) {
 	wantCommand(t, 2, ": cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
 }
 
-// Hints about the disk do not promise what is not there.
+// Commands that fill up a disk print the same hint.
 func TestHintsOfFullDisks(t *testing.T) {
 	full := fault.Rule{On: fault.Create, Do: fault.Fail(syscall.ENOSPC)}
 	blob.Register("full", func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), full), nil })

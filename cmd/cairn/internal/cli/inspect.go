@@ -15,15 +15,15 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// overview is what 'cairn inspect PATH --json' prints.
+// overview is the output of 'cairn inspect PATH --json'.
 type overview struct {
 	*inspect.Summary
 	Leftovers *leftoverSummary `json:"leftovers,omitempty"`
 	Tree      *inspect.Node    `json:"tree"`
 }
 
-// closeUp is what 'cairn inspect PATH NAME --json' prints for one name, branch
-// what it prints for everything below a name.
+// closeUp is the output of 'cairn inspect PATH NAME --json' for one name, and
+// branch the output for everything below a name.
 type closeUp struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`
@@ -60,6 +60,7 @@ func newInspectCmd() *cobra.Command {
 			if len(args) == 2 {
 				return inspectName(cmd, c, md, args[0], args[1], f)
 			}
+
 			s := inspect.Summarize(c, md)
 			s.Path = args[0]
 			if s.Step == nil {
@@ -70,10 +71,12 @@ func newInspectCmd() *cobra.Command {
 				return err
 			}
 			s.Lose(md, lost)
+
 			v := overview{s, leftoversAt(cmd.Context(), args[0]), inspect.Tree(inspect.Items(inspect.Select(md)), "", int(f.depth))}
 			if err := readObjects(cmd.Context(), c, md, treeItems(v.Tree, nil)); err != nil {
 				return err
 			}
+
 			o := outputOf(cmd)
 			return o.result(v, func() {
 				printOverview(o, &v, f.files)
@@ -81,6 +84,7 @@ func newInspectCmd() *cobra.Command {
 			})
 		})
 	})
+
 	cmd.Flags().VarP(&f.depth, "depth", "d", "show the tree of names this many levels deep, or 'all' of it")
 	cmd.Flags().BoolVar(&f.files, "files", false, "show all files, however many there are")
 	cmd.Flags().BoolVar(&f.timeline, "timeline", false, "show how long each rank took for each phase of the save")
@@ -140,6 +144,7 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	t.add("path", clean(v.Path))
 	t.add("format", clean(v.Format))
 	t.add("save", clean(v.SaveID))
+
 	when, world := "", ""
 	if !v.Time.IsZero() {
 		when = v.Time.Format(time.RFC3339)
@@ -151,6 +156,7 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	t.add("time", when)
 	t.add("world size", world)
 	t.add("writer", clean(v.Writer))
+
 	if len(v.Bases) > 0 {
 		only := ""
 		if v.StoredBytes > 0 {
@@ -164,10 +170,12 @@ func printOverview(o *output, v *overview, allFiles bool) {
 	for _, note := range v.Notes {
 		t.add("note", clean(note))
 	}
+
 	t.add("contents", formatTotals(&v.Totals))
 	t.add("elements", formatCount(v.Totals.Elements))
 	t.add("on disk", onDisk(v.Summary))
 	o.table(t)
+
 	if len(v.DTypes) > 0 {
 		o.printf("\n")
 		printDTypes(o, v.DTypes)
@@ -180,6 +188,7 @@ func printOverview(o *output, v *overview, allFiles bool) {
 		o.printf("\n")
 		printMissing(o, v.Missing)
 	}
+
 	o.printf("\n")
 	printFiles(o, v.Files, allFiles)
 }

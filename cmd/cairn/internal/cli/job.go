@@ -79,6 +79,7 @@ func (f *jobFlags) join(cmd *cobra.Command) (*tcp.Group, error) {
 	if err != nil {
 		return nil, usagef(cmd, "--rendezvous: %v", err)
 	}
+
 	cfg := tcp.Config{Meet: meet, Job: "cairn"}
 	_, byFile := meet.(*tcp.File)
 	if env, ok := meet.(*tcp.Env); ok || byFile {
@@ -92,11 +93,13 @@ func (f *jobFlags) join(cmd *cobra.Command) (*tcp.Group, error) {
 			return nil, nil
 		}
 	}
+
 	if o := outputOf(cmd); !o.quiet && !o.json {
 		cfg.Logger = slog.New(slog.NewTextHandler(o.err, nil))
 	} else {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
 	g, err := tcp.Join(ctx, cfg)
@@ -194,7 +197,7 @@ func ranksHere(ctx context.Context, g group.Group) (int, error) {
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return 1, nil // they do not share what they do not know
+		return 1, nil // without a name of the host, the rank counts itself alone
 	}
 	hosts, err := group.Decide(ctx, g, "hosts", group.JSON[string](), group.JSON[[]string](),
 		func(context.Context) (string, error) { return host, nil },

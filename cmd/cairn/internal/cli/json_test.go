@@ -35,11 +35,11 @@ var jsonTypes = map[string]any{
 	"cairn bench blob": bench.BlobResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn launch": launch.Report{}, "cairn web": webResult{},
 }
 
-// notJSON are the commands whose output is a text for another program.
+// notJSON are the commands that print a text for another program.
 var notJSON = []string{"cairn completion", "cairn help", "cairn saver"}
 
-// Each command answers with one object. It names what it is about by its path, and all
-// sizes are called bytes.
+// Each command answers with one object. Its field path names the checkpoint or the
+// run, and all sizes are called bytes.
 func TestJSONOfAllCommands(t *testing.T) {
 	dir := t.TempDir()
 	ck, in := filepath.Join(dir, "ck"), filepath.Join(dir, "run")

@@ -42,12 +42,14 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 	} else if local {
 		run = path
 	}
+
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
+
 	if opts.Wait {
 		for _, address := range []string{run, opts.Remote} {
 			if problem := cannotWait(ctx, address); problem != "" {
@@ -56,10 +58,12 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 		}
 		opts.Waiting = func(err error) { o.warn("waiting: %s", clean(oneLine(err.Error()))) }
 	}
+
 	f, err := cairn.Latest(ctx, run, opts)
 	if err != nil {
 		return withHint(err, latestHint(ctx, run, opts.Remote, err))
 	}
+
 	return o.result(f, func() {
 		path := f.Path
 		if isLocal(path) {

@@ -133,7 +133,7 @@ func (f *launchFlags) add(cmd *cobra.Command) {
 	fl.StringVar(&f.secretFile, "secret-file", "", "take the job's secret from this `FILE`")
 	fl.BoolVar(&f.stdin, "stdin", false, "let rank 0 read stdin")
 	fl.BoolVar(&f.noPrefix, "no-prefix", false, "print the output of ranks without their numbers")
-	fl.StringVar(&f.LogDir, "log-dir", "", "also write what ranks print to files RANK.out and RANK.err in `DIR`")
+	fl.StringVar(&f.LogDir, "log-dir", "", "also write the output of ranks to files RANK.out and RANK.err in `DIR`")
 	fl.BoolVar(&f.Overwrite, "overwrite", false, "remove the logs of an earlier job from --log-dir")
 	fl.BoolVar(&f.KeepGoing, "keep-going", false, "let the other ranks go on if one fails")
 	fl.DurationVar(&f.Grace, "grace", 10*time.Second, "how long ranks have to end before they are killed")

@@ -82,10 +82,12 @@ func drawRow(lanes []lane, i, own int, sign string) string {
 			end = k
 		}
 	}
+
 	var b strings.Builder
 	for k, l := range lanes {
 		passes := i < l.last && (l.from >= 0 && i > l.from || l.from < 0 && l.first >= 0 && i > l.first)
 		joined := k > own && k <= end
+
 		switch {
 		case k == own:
 			b.WriteString(sign)
@@ -102,6 +104,7 @@ func drawRow(lanes []lane, i, own int, sign string) string {
 		default:
 			b.WriteString(" ")
 		}
+
 		if k >= own && k < end {
 			b.WriteString("─")
 		} else {

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// logResult is what 'cairn log --json' prints.
+// logResult is the output of 'cairn log --json'.
 type logResult struct {
 	*run.Log
 
@@ -46,6 +46,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 		}
 		by = &rule
 	}
+
 	r, s, err := f.openRun(cmd, address)
 	var unreadable error // the settings are damaged: the checkpoints are listed all the same
 	if errors.Is(err, cairn.ErrCorrupt) {
@@ -56,6 +57,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if err != nil {
 		return err
 	}
+
 	all, err := r.Checkpoints(ctx)
 	if err != nil {
 		return err
@@ -63,6 +65,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if len(all) == 0 {
 		return cmp.Or(unreadable, noCheckpoints(ctx, address))
 	}
+
 	l, err := r.Log(all, s, cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote"))
 	if err != nil {
 		return err
@@ -74,6 +77,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 			res.printTotals(o)
 		}), unreadable)
 	}
+
 	c, err := run.BestOf(all, *by)
 	if err != nil {
 		return fmt.Errorf("%s: %w", r, err)
@@ -102,7 +106,7 @@ func formatState(c *run.Logged, hasRemote bool) string {
 	return string(run.Complete)
 }
 
-// formatVerdict returns the reasons for which a copy is kept, or what prune would do with it.
+// formatVerdict returns the reasons to keep a copy, or the outcome that prune would have.
 func formatVerdict(v *run.LoggedVerdict) string {
 	switch {
 	case v == nil:
@@ -134,6 +138,7 @@ func formatMetric(v float64) string {
 func printLog(o *output, res *logResult) {
 	hasRemote := res.Remote != ""
 	headings := []string{"CHECKPOINT", ">STEP", ">AGE", ">SIZE", "STATE", "METRICS", "TAGS"}
+
 	local := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.Verdict != nil })
 	remote := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return c.RemoteVerdict != nil })
 	if local {
@@ -146,10 +151,12 @@ func printLog(o *output, res *logResult) {
 	if drawn != nil {
 		headings = append([]string{"LINE"}, headings...)
 	}
+
 	t := newRows(headings...)
 	for i := range res.Checkpoints {
 		c := &res.Checkpoints[i]
 		cells := []string{clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), formatState(c, hasRemote), formatMetrics(c.Metrics), clean(strings.Join(c.Tags, " "))}
+
 		if drawn != nil {
 			cells = append([]string{drawn[i]}, cells...)
 		}
@@ -161,6 +168,7 @@ func printLog(o *output, res *logResult) {
 		}
 		t.add(cells...)
 	}
+
 	o.table(t)
 	res.printProblems(o)
 }
@@ -189,6 +197,7 @@ func (res *logResult) printTotals(o *output) {
 		o.remark(" here and %s in %s", formatBytes(res.RemoteBytes), clean(res.Remote))
 	}
 	o.remark("\n")
+
 	path := quoteArg(res.Path)
 	lacking, referring, left := 0, 0, 0
 	var broken []string // the paths of checkpoints without a complete copy
@@ -206,6 +215,7 @@ func (res *logResult) printTotals(o *output) {
 			referring++
 		}
 	}
+
 	if left > 0 {
 		o.remark("%s on a line that was left (○): 'cairn rewind %s CHECKPOINT' goes back to one\n", plural(left, "checkpoint"), path)
 	}

@@ -11,14 +11,14 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// listing is what 'cairn ls --json' prints.
+// listing is the output of 'cairn ls --json'.
 type listing struct {
 	Path   string          `json:"path"`
 	SaveID string          `json:"save_id"`
 	Items  []*inspect.Item `json:"items"`
 	Totals inspect.Totals  `json:"totals"`
-	// Notes describe what could not be checked, Missing has the names that cannot
-	// be read.
+	// Notes describe checks that were not possible, Missing has the names that
+	// cannot be read.
 	Notes   []string          `json:"notes,omitempty"`
 	Missing []inspect.Missing `json:"missing,omitempty"`
 }
@@ -44,12 +44,14 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 	if err != nil {
 		return err
 	}
+
 	return withPart(ctx, path, func(c *cairn.Checkpoint, md *meta.Metadata) error {
 		entries, err := keepNames(path, md, prefix, filter)
 		if err != nil {
 			return err
 		}
 		l := listing{Path: path, SaveID: c.Info().SaveID, Notes: c.Info().Notes, Items: inspect.Items(entries)}
+
 		pick, err := pickNames(path, md, prefix)
 		if err != nil {
 			return err
@@ -59,11 +61,13 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 				l.Missing = append(l.Missing, m)
 			}
 		}
+
 		lost, err := c.MissingFiles(cmd.Context())
 		if err != nil {
 			return err
 		}
 		l.Missing = append(l.Missing, inspect.LostNames(entries, lost)...)
+
 		for _, it := range l.Items {
 			l.Totals.Add(it)
 		}
@@ -72,6 +76,7 @@ func runLs(cmd *cobra.Command, ctx context.Context, path string, prefix []string
 				return err
 			}
 		}
+
 		o := outputOf(cmd)
 		return o.result(l, func() { printListing(o, &l, long) })
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 )
 
-// manResult is what 'cairn man --json' prints.
+// manResult is the output of 'cairn man --json'.
 type manResult struct {
 	Path  string   `json:"path"`
 	Pages []string `json:"pages"`
@@ -180,8 +180,8 @@ func (p *roff) seeAlso(c *cobra.Command) {
 	}
 }
 
-// roffText escapes what the language of man gives a meaning inside of a line. An escaped
-// minus sign is one that can be copied into a shell.
+// roffText escapes the characters that have a meaning in the language of man, inside of
+// a line. An escaped minus sign can be copied into a shell.
 func roffText(s string) string {
 	return strings.NewReplacer(`\`, `\e`, "-", `\-`, `"`, `\(dq`).Replace(s)
 }

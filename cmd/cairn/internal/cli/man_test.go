@@ -60,7 +60,7 @@ func TestManWritesPages(t *testing.T) {
 	if code != 0 || err != nil || !strings.HasPrefix(string(page), `.TH "CAIRN\-BENCH\-IO" "1"`) {
 		t.Fatalf("cairn man = %d, %q, %q; the page is %.100q, %v", code, stdout, stderr, page, err)
 	}
-	// A formatter that is there has nothing to complain about, and does not fill tables.
+	// A formatter, if there is one, prints no warnings, and does not fill tables.
 	if _, err := exec.LookPath("groff"); err == nil {
 		out, err := exec.Command("groff", "-man", "-Tascii", "-ww", "-z", filepath.Join(dir, "cairn-clean.1")).CombinedOutput()
 		if err != nil || len(out) > 0 {

@@ -44,7 +44,7 @@ func openCheckpoint(ctx context.Context, address string) (*cairn.Checkpoint, err
 }
 
 // openLocated opens the checkpoint at an address. It returns the store of the address, the
-// store whose root holds the checkpoint, and the checkpoint as it is stored.
+// store that has the checkpoint in its root, and the checkpoint as it is stored.
 func openLocated(ctx context.Context, address string) (store, at blob.Store, c storage.Checkpoint, err error) {
 	if store, err = openStore(ctx, checkpointAddress(ctx, address)); err != nil {
 		return nil, nil, nil, err
@@ -73,7 +73,7 @@ func openStore(ctx context.Context, address string) (blob.Store, error) {
 	return blob.OpenAddress(ctx, address)
 }
 
-// missingHint returns what to do about a path that cannot be found, such as a step of a run.
+// missingHint returns advice on a path that cannot be found, such as a step of a run.
 // hintOf has the advice about permissions.
 func missingHint(ctx context.Context, path string, err error) string {
 	if errors.Is(err, fs.ErrPermission) {
@@ -127,7 +127,7 @@ func withMetadata(ctx context.Context, address string, fn func(c *cairn.Checkpoi
 	})
 }
 
-// withPart is withMetadata for commands that show what can be read.
+// withPart is withMetadata for commands that show the readable part of a damaged checkpoint.
 func withPart(ctx context.Context, address string, fn func(c *cairn.Checkpoint, md *meta.Metadata) error) error {
 	c, err := openCheckpoint(ctx, address)
 	if err != nil {
@@ -253,7 +253,7 @@ func quoteArg(s string) string {
 	return `"` + inDoubleQuotes.Replace(s) + `"`
 }
 
-// inDoubleQuotes escapes what a shell replaces inside of double quotes.
+// inDoubleQuotes escapes the characters that a shell treats specially inside of double quotes.
 var inDoubleQuotes = strings.NewReplacer("`", "\\`", `"`, `\"`, "$", `\$`, `\`, `\\`, "!", `"\!"`)
 
 // selectNames returns the entries of the checkpoint at path that are at or below

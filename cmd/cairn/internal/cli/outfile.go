@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 )
 
-// errDangling reports an output that is a symbolic link to nothing.
+// errDangling reports an output that is a dangling symbolic link.
 var errDangling = errors.New("it is a symbolic link to a file that does not exist")
 
 // writeOutput writes an output file of a command that reads the checkpoint c at

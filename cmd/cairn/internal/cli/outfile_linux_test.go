@@ -86,7 +86,7 @@ func stays(t *testing.T, path string, want os.FileMode) {
 }
 
 // An interrupt ends a command that writes into a FIFO without a reader, or with a
-// reader that takes nothing.
+// reader that does not read.
 func TestFIFOIsInterrupted(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	must.Do(t, unix.Mkfifo(fifo, 0o666))

@@ -72,8 +72,8 @@ func (o *output) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(o.err, nil))
 }
 
-// storeLogger returns the logger of stores. Without --verbose it shows long waits only, and
-// nothing with --quiet or --json.
+// storeLogger returns the logger of stores. Without --verbose it shows only long waits, and
+// not even these with --quiet or --json.
 func (o *output) storeLogger() *slog.Logger {
 	if o.verbose || o.quiet || o.json {
 		return o.logger()
@@ -151,7 +151,7 @@ func oneLine(s string) string {
 	return strings.Join(parts, "; ")
 }
 
-// rows is a table. Columns whose heading begins with ">" are aligned to the
+// rows is a table. Columns with a heading that begins with ">" are aligned to the
 // right. Every cell is printed in full: a table that is too wide for the terminal
 // takes more lines.
 type rows struct {

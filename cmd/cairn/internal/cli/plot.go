@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/web"
 )
 
-// plotResult is what 'cairn plot --json' prints.
+// plotResult is the output of 'cairn plot --json'.
 type plotResult struct {
 	Path     string `json:"path"`
 	What     string `json:"what"`
@@ -62,7 +62,7 @@ func newPlotCmd() *cobra.Command {
 		return f.run(cmd, args)
 	})
 	fl := cmd.Flags()
-	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, whose name ends with .svg, or .html with --html; - is stdout")
+	fl.StringVarP(&f.output, "output", "o", "", "write this `file`, named .svg, or .html with --html; - is stdout")
 	fl.BoolVar(&f.html, "html", false, "write a page with the chart, which needs no other file")
 	fl.Int("buckets", 100, "histogram, overlay: the `number` of buckets")
 	fl.Bool("log2", false, "histogram, history, overlay: count magnitudes by powers of two")
@@ -85,7 +85,7 @@ func newPlotCmd() *cobra.Command {
 	return baseFlag(cmd)
 }
 
-// completePlot completes a path, a chart, and what the chart needs.
+// completePlot completes a path, a chart, and the further arguments of the chart.
 func completePlot(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	switch {
 	case len(args) == 1:
@@ -114,11 +114,13 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if err := j.checkOutput(f.ending()); err != nil {
 		return err
 	}
+
 	f.single = !slices.Contains([]string{"history", "metrics", "run", "steps"}, j.res.What)
 	if j.site, err = f.siteFlags.open(cmd, paths); err != nil {
 		return err
 	}
 	defer j.site.Close()
+
 	chart, err := j.draw()
 	if err != nil {
 		return j.explain(err)
@@ -126,19 +128,23 @@ func (f *plotFlags) run(cmd *cobra.Command, args []string) error {
 	if f.html {
 		chart = chartPage(j.res.What+" of "+j.res.Path, chart)
 	}
+
 	if j.res.Output == "-" {
 		_, err := j.o.out.Write(chart)
 		return err
 	}
+
 	for _, p := range paths {
 		if err := notItself(p, j.res.Output); err != nil {
 			return err
 		}
 	}
+
 	write := func(w io.Writer) error { _, err := w.Write(chart); return err }
 	if err := writeFile(cmd.Context(), j.res.Output, write); err != nil {
 		return err
 	}
+
 	j.res.NumBytes = int64(len(chart))
 	return j.o.result(j.res, func() { j.o.remark("%s holds the chart\n", clean(j.res.Output)) })
 }
@@ -170,6 +176,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 	if !slices.Contains(web.Pictures(), j.res.What) {
 		return nil, usagef(j.cmd, "there is no chart %q: known are %s", j.res.What, strings.Join(web.Pictures(), ", "))
 	}
+
 	j.q = url.Values{"what": {j.res.What}}
 	take := func(what string) (string, error) {
 		if len(rest) == 0 {
@@ -179,6 +186,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 		rest = rest[1:]
 		return first, nil
 	}
+
 	paths := args[:1:1]
 	var err error
 	if slices.Contains(params, "name") {
@@ -187,6 +195,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 		}
 		j.q.Set("name", j.res.Name)
 	}
+
 	switch {
 	case slices.Contains(params, "b"):
 		other, err := take("a second checkpoint")
@@ -199,6 +208,7 @@ func (j *plotJob) parse(args []string) ([]string, error) {
 	case slices.Contains(params, "c"):
 		j.q.Set("c", web.Self)
 	}
+
 	if len(rest) > 0 {
 		return nil, usagef(j.cmd, "too many arguments: usage is 'cairn plot %s'", plotUsage(j.res.What))
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/run"
 )
 
-// pruneResult is what 'cairn prune --json' prints.
+// pruneResult is the output of 'cairn prune --json'.
 type pruneResult struct {
 	Path       string `json:"path"`
 	RemotePath string `json:"remote_path,omitempty"`
@@ -36,7 +36,7 @@ func newPruneCmd() *cobra.Command {
 		return f.run(cmd, args[0])
 	})
 	f.add(cmd)
-	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "show what would be removed, and remove nothing")
+	cmd.Flags().BoolVarP(&f.dryRun, "dry-run", "n", false, "only show the copies that would be removed")
 	cmd.Flags().BoolVar(&f.force, "force", false, "also remove checkpoints that are not uploaded yet")
 	cmd.Flags().BoolVar(&f.taggedToo, "tagged-too", false, "with --keep or --keep-remote: also remove checkpoints with tags")
 	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask")
@@ -49,11 +49,13 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
+
 	given := cmd.Flags().Changed("keep") || cmd.Flags().Changed("keep-remote")
 	if !given && s.Keep.KeepsAll() && s.KeepRemote.KeepsAll() {
 		return withHint(usagef(cmd, "%s has no policy, so that nothing would be removed", r),
 			fmt.Sprintf("try one with 'cairn prune %s --keep \"last 3\" --dry-run', and store it with 'cairn settings'", quoteArg(r.String())))
 	}
+
 	opts := &run.PruneOptions{Keep: s.Keep, KeepRemote: s.KeepRemote, Force: f.force, DryRun: f.dryRun, KeepTagged: given && !f.taggedToo}
 	total := int64(0)
 	if ask := f.asker(cmd, o); ask != nil {
@@ -62,6 +64,7 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 			return err
 		}
 	}
+
 	var rep *run.Report
 	err = o.withProgress("prune", total, func(moved func(int64)) (err error) {
 		opts.Removed = func(p *run.Pruned) { moved(p.Bytes) }
@@ -71,15 +74,18 @@ func (f *pruneFlags) run(cmd *cobra.Command, address string) error {
 	if rep == nil {
 		return err
 	}
+
 	if err == nil && len(rep.Local)+len(rep.Remote) == 0 {
 		return noCheckpoints(ctx, address)
 	}
+
 	res := &pruneResult{r.String(), blob.Redact(s.Remote), s.Keep.String(), s.KeepRemote.String(), f.dryRun, rep}
 	for _, list := range [][]run.Pruned{rep.Local, rep.Remote} {
 		for i := range list {
 			list[i].Path = blob.Redact(list[i].Path)
 		}
 	}
+
 	if outErr := o.result(res, func() { printPruned(o, res, total == 0) }); outErr != nil {
 		return outErr
 	}
@@ -96,8 +102,8 @@ func (f *pruneFlags) asker(cmd *cobra.Command, o *output) io.Reader {
 	return in
 }
 
-// confirm shows what would be removed and asks. It returns the number of bytes, or -1 if the
-// answer is not yes. It does not ask if no checkpoint would be removed.
+// confirm shows the checkpoints that would be removed and asks. It returns the number of
+// bytes, or -1 if the answer is not yes. It does not ask if no checkpoint would be removed.
 func (f *pruneFlags) confirm(ctx context.Context, o *output, r *run.Run, opts run.PruneOptions, in io.Reader) (int64, error) {
 	opts.DryRun = true
 	rep, err := r.Prune(ctx, &opts)
@@ -163,7 +169,7 @@ func printPruned(o *output, res *pruneResult, table bool) {
 	}
 	printStaying(o, slices.Concat(res.Local, res.Remote))
 	if slices.ContainsFunc(res.Local, func(p run.Pruned) bool { return p.Outcome == run.NotUploaded }) {
-		o.remark("'cairn sync %s' uploads what is not uploaded; --force removes it even so\n", quoteArg(res.Path))
+		o.remark("'cairn sync %s' uploads these checkpoints; --force removes them without an upload\n", quoteArg(res.Path))
 	}
 }
 
@@ -175,7 +181,7 @@ func standAlone(n int, dryRun bool) string {
 	return plural(n, "checkpoint") + " made to stand alone"
 }
 
-// printVerdicts prints what became of each copy, and why.
+// printVerdicts prints the outcome for each copy, and the reasons.
 func printVerdicts(o *output, rep *run.Report) {
 	headings := []string{"CHECKPOINT", ">STEP", ">SIZE", "OUTCOME", "WHY"}
 	if len(rep.Remote) > 0 {

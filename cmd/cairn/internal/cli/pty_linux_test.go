@@ -31,7 +31,7 @@ func onTerminal(t *testing.T, columns int, use func(tty *os.File, printed func()
 	return onTerminalWithInput(t, columns, func(tty *os.File, _ io.Writer, printed func() string) { use(tty, printed) })
 }
 
-// onTerminalWithInput is onTerminal, and use types what it writes to input.
+// onTerminalWithInput is onTerminal with a keyboard: use types by writing to input.
 func onTerminalWithInput(t *testing.T, columns int, use func(tty *os.File, input io.Writer, printed func() string)) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -79,7 +79,7 @@ func (l *lockedBuffer) text() string {
 }
 
 // Bars can be drawn from several goroutines, show the number of moved bytes, and
-// leave nothing on the screen.
+// disappear from the screen.
 func TestProgressBars(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for total, want := range map[int64]string{0: "75 B  ", 100: "75 B of 100 B  ", 75: ""} {
@@ -133,7 +133,7 @@ func screen(t *testing.T, text string) string {
 			end := strings.IndexFunc(part, func(r rune) bool { return r < '0' || r > '9' })
 			n, _ := strconv.Atoi(part[:max(end, 0)])
 			switch {
-			case end >= 0 && part[end] == 'A': // up, and what is below is drawn again
+			case end >= 0 && part[end] == 'A': // up: the lines below are drawn again
 				lines = lines[:max(1, len(lines)-n)]
 			case end >= 0 && part[end] == 'J': // clear below
 				lines[len(lines)-1] = ""
@@ -243,7 +243,8 @@ func TestTablesAtAnyWidth(t *testing.T) {
 	}
 }
 
-// On a terminal, prune shows what it would remove and asks. Only a yes removes.
+// On a terminal, prune shows the checkpoints that it would remove and asks. It
+// removes them only after a yes.
 func TestPruneAsks(t *testing.T) {
 	stdin := os.Stdin
 	defer func() { os.Stdin = stdin }()

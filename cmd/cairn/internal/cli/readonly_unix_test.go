@@ -117,8 +117,8 @@ func readAll(t *testing.T, dir string, steps ...int) {
 	}
 }
 
-// A job saves with a policy to a run whose older checkpoints are in read-only folders. They stay
-// whole and are reported, the others are removed, and all of them can be read.
+// A job saves with a policy to a run with older checkpoints in read-only folders. These stay
+// whole and are reported, the others are removed, and all that stay can be read.
 func TestReadOnlyCheckpoints(t *testing.T) {
 	for _, alone := range []bool{true, false} {
 		t.Run(fmt.Sprint("alone=", alone), func(t *testing.T) {

@@ -160,12 +160,12 @@ func throughRecipe(ctx context.Context, store, at blob.Store, c storage.Checkpoi
 	return cairn.NewCheckpoint(at, c), nil
 }
 
-// recipesResult is what 'cairn recipes --json' prints.
+// recipesResult is the output of 'cairn recipes --json'.
 type recipesResult struct {
 	Recipes []listedRecipe `json:"recipes"`
 }
 
-// recipeText is what 'cairn recipes show --json' prints.
+// recipeText is the output of 'cairn recipes show --json'.
 type recipeText struct {
 	Name string `json:"name"`
 	Text string `json:"text"`
@@ -211,16 +211,19 @@ func newRecipesShowCmd() *cobra.Command {
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
+
 	return newCommand("recipes-show", wantArgs(1, 1), complete, func(cmd *cobra.Command, args []string) error {
 		o := outputOf(cmd)
 		show := func(text string) error {
 			return o.result(recipeText{args[0], text}, func() { o.printf("%s", text) })
 		}
+
 		for _, r := range recipe.Shipped() { // by the name that messages have
 			if r.Name == args[0] {
 				return show(r.Text)
 			}
 		}
+
 		n, ok := recipe.ParseName(args[0])
 		if !ok {
 			return new(recipeFlags).explain(cmd, recipe.Unknown(args[0]))
@@ -229,6 +232,7 @@ func newRecipesShowCmd() *cobra.Command {
 		if err != nil {
 			return new(recipeFlags).explain(cmd, err)
 		}
+
 		text := ""
 		for i, s := range steps {
 			if len(steps) > 1 {

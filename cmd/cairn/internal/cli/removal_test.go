@@ -14,7 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// Clean finishes a removal that was interrupted, and the commands say what it is.
+// Clean finishes an interrupted removal, and the other commands report it.
 func TestCleanFinishesARemoval(t *testing.T) {
 	run := t.TempDir()
 	dir := filepath.Join(run, "step-1")

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
-// repairResult is what 'cairn repair --json' prints.
+// repairResult is the output of 'cairn repair --json'.
 type repairResult struct {
 	Path     string                  `json:"path"`
 	SaveID   string                  `json:"save_id"`
@@ -42,7 +42,7 @@ func newRepairCmd() *cobra.Command {
 	cmd := newCommand("repair", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
 		return runRepair(cmd, args[0], opts)
 	})
-	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "print what would be done and write nothing")
+	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "only print the repairs that would be made")
 	cmd.Flags().StringVar(&opts.SaveID, "save", "", "rebuild the save of this `id`")
 	completeFlag(cmd, completeSaves, "save")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "rebuild even if the record and the index can be read")
@@ -54,6 +54,7 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 	if err != nil {
 		return err
 	}
+
 	format, err := formats.Detect(cmd.Context(), store)
 	switch {
 	case err != nil && !errors.Is(err, cairn.ErrNotFound):
@@ -64,10 +65,12 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		return withHint(fmt.Errorf("%s is in the format %s, which cannot be repaired: %w", path, format, errors.ErrUnsupported),
 			"repair rebuilds the record of native checkpoints and the index of hf; other formats have to come from another copy")
 	}
+
 	size, err := dataBytes(cmd.Context(), store, path, opts)
 	if err != nil {
 		return err
 	}
+
 	o := outputOf(cmd)
 	var rep *native.RepairReport
 	err = o.withProgress("repair", size, func(moved func(int64)) (err error) {
@@ -81,14 +84,17 @@ func runRepair(cmd *cobra.Command, path string, opts native.RepairOptions) error
 		}
 		return withHint(err, repairHint(cmd.Context(), path, opts.SaveID, err))
 	}
+
 	r := repairResult{path, rep.SaveID, rep.Rebuilt, rep.DryRun, "kept", rep.Files, rep.Tensors, rep.Values, rep.Bytes,
 		append([]storage.VerifyProblem{}, rep.Problems...), rep.Others, false}
 	if rep.Recomputed > 0 {
 		r.Sums = "recomputed"
 	}
+
 	if err := o.result(r, func() { printRepaired(o, &r) }); err != nil || len(r.Problems) == 0 {
 		return err
 	}
+
 	err = fmt.Errorf("%s: %s: %w", path, plural(len(r.Problems), "damaged data file"), cairn.ErrCorrupt)
 	return withHint(err, "everything else in it can be read; damaged files have to come from another copy")
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/run"
 )
 
-// rewindResult is what 'cairn rewind --json' prints.
+// rewindResult is the output of 'cairn rewind --json'.
 type rewindResult struct {
 	Path   string   `json:"path"`
 	Name   string   `json:"name"`

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// removeResult is what 'cairn rm --json' prints.
+// removeResult is the output of 'cairn rm --json'.
 type removeResult struct {
 	DryRun  bool         `json:"dry_run"`
 	Removed []run.Pruned `json:"checkpoints"`
@@ -30,7 +30,7 @@ func newRmCmd() *cobra.Command {
 	cmd := newCommand("rm", wantArgs(1, -1), completePaths(maxPaths), func(cmd *cobra.Command, args []string) error {
 		return runRm(cmd, args, opts)
 	})
-	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "show what would be removed, and remove nothing")
+	cmd.Flags().BoolVarP(&opts.DryRun, "dry-run", "n", false, "only show the checkpoints that would be removed")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "also remove the newest complete checkpoint of a run, and damaged ones")
 	cmd.Flags().BoolVar(&opts.TaggedToo, "tagged-too", false, "also remove checkpoints with tags")
 	return cmd
@@ -42,12 +42,14 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 	if err != nil {
 		return err
 	}
+
 	dryRun := opts.DryRun
 	opts.DryRun = true // all are checked before the first one is removed
 	list, err := b.remove(ctx, opts)
 	if err != nil {
 		return withHint(err, rmHint(ctx, addresses[0], err, opts.Force))
 	}
+
 	before := b.newest(ctx, opts.Force && !dryRun)
 	if !dryRun {
 		total := int64(0)
@@ -60,6 +62,7 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			return err
 		})
 	}
+
 	res := &removeResult{DryRun: dryRun, Removed: list}
 	for i := range list {
 		list[i].Path = blob.Redact(list[i].Path)
@@ -68,6 +71,7 @@ func runRm(cmd *cobra.Command, addresses []string, opts run.RemoveOptions) error
 			res.Bytes += p.Bytes
 		}
 	}
+
 	after := b.newest(ctx, opts.Force && !dryRun)
 	if outErr := o.result(res, func() {
 		printRemoved(o, res)
@@ -185,7 +189,7 @@ func rmHint(ctx context.Context, address string, err error, force bool) string {
 	case errors.Is(err, run.ErrReferred):
 		return "remove the checkpoints that refer to it first, or together with it; or make them stand alone with 'cairn flatten'"
 	case errors.Is(err, storage.ErrIncomplete):
-		return fmt.Sprintf("'cairn clean %s' removes what saves that did not finish have left", quoteArg(blob.Redact(address)))
+		return fmt.Sprintf("'cairn clean %s' removes the files of unfinished saves", quoteArg(blob.Redact(address)))
 	case errors.Is(err, storage.ErrCorrupt) && force:
 		return fmt.Sprintf("its list of files cannot be read: if 'cairn repair %s' cannot rebuild it, make the checkpoints that refer to it stand alone with 'cairn flatten', and delete the folder", quoteArg(blob.Redact(address)))
 	case errors.Is(err, storage.ErrCorrupt):

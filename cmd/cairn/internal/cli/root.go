@@ -51,7 +51,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return o.fail(ctx, cmd, err)
 }
 
-// redacting returns w, without the secrets of args in what is written to it.
+// redacting returns a writer to w that leaves out the secrets of args.
 func redacting(args []string, w io.Writer) io.Writer {
 	r := secretsOf(args)
 	if r == nil {
@@ -60,8 +60,8 @@ func redacting(args []string, w io.Writer) io.Writer {
 	return &redactor{w, r}
 }
 
-// secretsOf returns what removes the users and the queries of URLs in args, which may hold
-// secrets, from a text. Nil: there are none.
+// secretsOf returns a replacer that removes the users and the queries of the URLs in args,
+// which may hold secrets. It returns nil if there are none.
 func secretsOf(args []string) *strings.Replacer {
 	var secrets []string
 	for _, a := range args {
@@ -84,7 +84,8 @@ func secretsOf(args []string) *strings.Replacer {
 	return strings.NewReplacer(secrets...)
 }
 
-// redactor replaces secrets in what is written: whole lines, as messages are.
+// redactor replaces secrets in the lines that are written to it. Each Write must
+// have whole lines; messages are written so.
 type redactor struct {
 	w io.Writer
 	r *strings.Replacer

@@ -19,7 +19,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// runsResult is what 'cairn runs --json' prints.
+// runsResult is the output of 'cairn runs --json'.
 type runsResult struct {
 	Runs []runSummary `json:"runs"`
 }

@@ -148,7 +148,7 @@ func noCheckpoints(ctx context.Context, address string) error {
 }
 
 // splitRun returns the address of the run in which the checkpoint at an address is, and the
-// name of its folder. The name is empty if there is nothing above the address.
+// name of its folder. The name is empty if the address has no parent.
 func splitRun(address string) (dir, name string) {
 	path, local, err := file.LocalPath(address)
 	if err != nil {
@@ -201,7 +201,7 @@ func splitCheckpoint(ctx context.Context, address string) (dir, name string, err
 	return dir, name, nil
 }
 
-// settingsResult is what 'cairn settings --json' prints.
+// settingsResult is the output of 'cairn settings --json'.
 type settingsResult struct {
 	Path       string `json:"path"`
 	ID         string `json:"id"`
@@ -228,6 +228,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	if missing != nil && (!changed || !errors.Is(missing, fs.ErrNotExist)) {
 		return missing
 	}
+
 	r, err := run.Open(ctx, address, "")
 	if err != nil {
 		return err
@@ -236,6 +237,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 	if err != nil && !changed {
 		return err
 	}
+
 	if changed {
 		if err != nil { // they are damaged
 			o.warn("the settings that are there cannot be read, and are replaced: %s", clean(oneLine(err.Error())))
@@ -244,6 +246,7 @@ func (f *settingsFlags) run(cmd *cobra.Command, address string) error {
 			return err
 		}
 	}
+
 	res := settingsResult{r.String(), s.ID, s.Remote, s.Keep.String(), s.KeepRemote.String()}
 	return o.result(res, func() {
 		t := newPlainRows(2)
@@ -297,7 +300,7 @@ func (f *settingsFlags) checkMetrics(cmd *cobra.Command, r *run.Run, s *run.Sett
 	return err
 }
 
-// change writes the settings that flags replace, and returns what was written.
+// change replaces settings with the values of flags, writes them, and returns the written settings.
 func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (run.Settings, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	if err := f.apply(cmd, &s); err != nil {
@@ -306,6 +309,7 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 	if err := checkNoCheckpoint(ctx, r); err != nil {
 		return s, err
 	}
+
 	if f.id != "" {
 		if err := run.CheckID(f.id); err != nil {
 			return s, usagef(cmd, "--id: %v", err)
@@ -317,12 +321,14 @@ func (f *settingsFlags) change(cmd *cobra.Command, r *run.Run, s run.Settings) (
 			return s, err
 		}
 	}
+
 	if err := f.checkMetrics(cmd, r, &s); err != nil {
 		return s, err
 	}
 	if err := run.WriteSettings(ctx, r.Local.Store, s); err != nil {
 		return s, err
 	}
+
 	written, err := run.ReadSettings(ctx, r.Local.Store)
 	if err == nil && written.Remote != s.Remote {
 		o.warn("the parts of the address that may be secrets are not stored: it is %s", clean(written.Remote))

@@ -56,6 +56,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err := f.recipe.check(cmd); err != nil {
 		return nil, err
 	}
+
 	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, wait: f.wait, addresses: map[string]string{}, given: map[string]bool{}}
 	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Guess: f.recipe.Recipe == "", Version: readVersion().Version}
 	if o.Guess {
@@ -64,6 +65,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if r := secretsOf(args); r != nil {
 		o.Redact = r.Replace
 	}
+
 	var isRun bool
 	var err error
 	if f.single {
@@ -74,6 +76,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	labels := labelsOf(args, isRun)
 	if isRun {
 		o.Run = s.list
@@ -83,6 +86,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 	} else {
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: web.Self, Label: labels[0]})
 	}
+
 	for i, address := range args[1:] {
 		id := s.freeID(fmt.Sprintf("@%d", i+1))
 		if err := s.add(id, address); err != nil {
@@ -90,6 +94,7 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 		}
 		o.Checkpoints = append(o.Checkpoints, web.Place{ID: id, Label: labels[i+1], Other: true})
 	}
+
 	return web.NewSite(o), nil
 }
 
@@ -109,9 +114,9 @@ func (f *siteFlags) folder() string {
 	return filepath.Join(dir, "cairn", "explorer")
 }
 
-// labelsOf returns what the pages call the checkpoints at some addresses: the last parts of
-// the addresses if they differ, and the whole addresses if they do not. OTHERs of a run, whose
-// checkpoints may have any name, have whole addresses, too.
+// labelsOf returns the labels of checkpoints in the pages: the last parts of their addresses
+// if they differ, and otherwise the whole addresses. The OTHERs beside a run have whole
+// addresses, too, because the checkpoints of the run may have any name.
 func labelsOf(addresses []string, isRun bool) []string {
 	short, whole := make([]string, len(addresses)), make([]string, len(addresses))
 	seen := map[string]bool{}
@@ -161,11 +166,13 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 	if err != nil {
 		return false, err
 	}
+
 	at, _, openErr := formats.Locate(ctx, store)
 	_, single := store.(*blob.Single)
 	if openErr == nil && at.String() == store.String() || openErr != nil && !errors.Is(openErr, cairn.ErrNotFound) || single {
 		return false, s.add(web.Self, address)
 	}
+
 	var f settingsFlags // the settings of the run count
 	if s.run, s.settings, err = f.openRun(s.cmd, address); err != nil {
 		return false, err
@@ -174,6 +181,7 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 		outputOf(s.cmd).warn("the remote run %s is not shown, because only a file of the run names it: 'cairn settings %s --remote %s' confirms it", clean(s.run.Remote.String()), quoteArg(s.run.String()), quoteArg(s.run.Remote.String()))
 		s.run.Remote, s.settings.Remote = nil, ""
 	}
+
 	s.first, err = s.listNow(cache.Without(ctx))
 	switch {
 	case err != nil:
@@ -213,7 +221,7 @@ func (s *siteStores) add(id, address string) error {
 		if err != nil {
 			return openError(ctx, store, address, err)
 		}
-		_ = c.Close() // nothing was written
+		_ = c.Close() // it was only read
 	}
 	s.recipe.Beside = append(s.recipe.Beside, store)
 	s.mu.Lock()
@@ -395,8 +403,8 @@ func droppedIn(ctx context.Context, v *view.Checkpoint, other storage.Checkpoint
 	return out, nil
 }
 
-// maxVersioned bounds the files whose versions are part of the version of a checkpoint. Files
-// that describe the checkpoint come first.
+// maxVersioned bounds the number of files that versionOf looks at. Files that describe the
+// checkpoint come first.
 const maxVersioned = 16
 
 // versionOf returns a function that returns a text which identifies the content of a

@@ -16,7 +16,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// statistics is what 'cairn stats --json' prints.
+// statistics is the output of 'cairn stats --json'.
 type statistics struct {
 	Path   string `json:"path"`
 	SaveID string `json:"save_id"`

@@ -17,7 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/transfer"
 )
 
-// syncResult is what 'cairn sync --json' prints.
+// syncResult is the output of 'cairn sync --json'.
 type syncResult struct {
 	Source  string            `json:"source"`
 	Target  string            `json:"target"`
@@ -39,7 +39,7 @@ func newSyncCmd() *cobra.Command {
 	})
 	f.addTo(cmd)
 	remote.addRemote(cmd)
-	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "show what would be copied, and copy nothing")
+	cmd.Flags().BoolVarP(&dryRun, "dry-run", "n", false, "only show the checkpoints that would be copied")
 	return cmd
 }
 
@@ -166,9 +166,11 @@ func printSynced(o *output, r *syncResult) {
 		}
 		t.add(clean(filepath.ToSlash(s.Folder)), step, s.State, size)
 	}
+
 	if len(r.Folders) > 0 {
 		o.table(t)
 	}
+
 	for _, s := range r.Folders {
 		if old := s.Replaces; old != nil {
 			o.remark("%s: %s the save %s of %s\n", clean(s.Folder), map[bool]string{false: "has replaced", true: "would replace"}[r.DryRun], clean(old.SaveID), old.Time.UTC().Format(time.RFC3339))
@@ -177,6 +179,7 @@ func printSynced(o *output, r *syncResult) {
 			o.warn("%s: %s", clean(s.Folder), clean(oneLine(s.Problem)))
 		}
 	}
+
 	what := plural(copied, "checkpoint") + " copied"
 	if r.DryRun {
 		what = plural(lacking, "checkpoint") + " would be copied"

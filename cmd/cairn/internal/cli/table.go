@@ -35,7 +35,7 @@ type chunkRow struct {
 	Checksums int64   `parquet:"n_checksums"`
 }
 
-// tableResult is what 'cairn table --json' prints.
+// tableResult is the output of 'cairn table --json'.
 type tableResult struct {
 	Path   string `json:"path"`
 	SaveID string `json:"save_id"`
@@ -105,9 +105,11 @@ func writeTable(ctx context.Context, w io.Writer, path string, md *meta.Metadata
 	if md.Storage.Step != nil {
 		options = append(options, parquet.KeyValueMetadata("cairn.step", formatStep(md.Storage.Step)))
 	}
+
 	pw := parquet.NewGenericWriter[chunkRow](w, options...)
 	var n int64
 	batch := make([]chunkRow, 0, 1024)
+
 	flush := func() error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -117,6 +119,7 @@ func writeTable(ctx context.Context, w io.Writer, path string, md *meta.Metadata
 		batch = batch[:0]
 		return err
 	}
+
 	for i := range md.Entries {
 		for c := range inspect.Chunks(&md.Entries[i]) {
 			if batch = append(batch, newChunkRow(&md.Entries[i], &c)); len(batch) == cap(batch) {

@@ -18,7 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
-// tagResult is what 'cairn tag --json' prints.
+// tagResult is the output of 'cairn tag --json'.
 type tagResult struct {
 	Path    string      `json:"path"`
 	SaveID  string      `json:"save_id"`
@@ -48,6 +48,7 @@ func (f *tagFlags) run(cmd *cobra.Command, address string, tags []string) error 
 	if err != nil {
 		return err
 	}
+
 	dir, name, err := splitCheckpoint(ctx, address)
 	if err != nil {
 		return err
@@ -64,6 +65,7 @@ func (f *tagFlags) run(cmd *cobra.Command, address string, tags []string) error 
 	if err != nil {
 		return err
 	}
+
 	if len(tags)+len(metrics)+len(f.removed) > 0 {
 		there := map[string]bool{}
 		if err := r.Note(ctx, name, func(n *run.Notes) error { f.change(n, tags, metrics, there); return nil }); err != nil {
@@ -75,14 +77,17 @@ func (f *tagFlags) run(cmd *cobra.Command, address string, tags []string) error 
 			}
 		}
 	}
+
 	n, err := run.ReadNotes(ctx, store, id)
 	if err != nil {
 		return err
 	}
+
 	res := tagResult{blob.Redact(address), id, append([]string{}, n.Tags...), n.Metrics}
 	if res.Metrics == nil {
 		res.Metrics = run.Metrics{}
 	}
+
 	return o.result(res, func() {
 		t := newPlainRows(2)
 		t.add("tags", clean(strings.Join(res.Tags, " ")))

@@ -47,7 +47,7 @@ func TestStdoutErrors(t *testing.T) {
 	}
 }
 
-// A table that is too wide for the terminal takes more lines, and loses nothing.
+// A table that is too wide for the terminal takes more lines, and no cell is cut.
 func TestTablesFitTheTerminal(t *testing.T) {
 	for width, want := range map[int]string{
 		0: `NAME             SIZE  PROBLEM

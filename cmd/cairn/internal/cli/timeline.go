@@ -15,7 +15,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 )
 
-// timelineOf is what 'cairn inspect --timeline PATH --json' prints.
+// timelineOf is the output of 'cairn inspect --timeline PATH --json'.
 type timelineOf struct {
 	Path string `json:"path"`
 	*inspect.Timeline
@@ -99,7 +99,7 @@ type chart struct {
 	cells   int
 	rank    int // width of the ranks' numbers
 	heading string
-	tails   []string // what follows the bars
+	tails   []string // the texts behind the bars
 }
 
 // newChart lays out a chart of the shown ranks.
@@ -116,20 +116,24 @@ func newChart(o *output, v *timelineOf, shown []inspect.RankTimeline) *chart {
 				rate = formatRate(float64(p.Bytes) / (p.End - p.Start))
 			}
 		}
+
 		slow := " "
 		if r.Slow {
 			slow = slowMark
 		}
 		t.add(formatSeconds(r.Busy), written, rate, slow)
 	}
+
 	var text strings.Builder
 	t.print(&text, "", 0)
 	c.tails = strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+
 	tail := len(slowMark)
 	for _, line := range c.tails {
 		tail = max(tail, utf8.RuneCountInString(line))
 	}
 	c.heading, c.tails = c.tails[0], c.tails[1:]
+
 	width := o.width
 	if width <= 0 {
 		width = chartWidth

@@ -20,7 +20,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
-// verdict is what 'cairn verify --json' prints.
+// verdict is the output of 'cairn verify --json'.
 type verdict struct {
 	Path   string `json:"path"`
 	SaveID string `json:"save_id"`
@@ -54,8 +54,10 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	if err != nil {
 		return cannotVerify(cmd, args[0], err)
 	}
+
 	c := cairn.NewCheckpoint(at, stored)
 	defer c.Close()
+
 	o := outputOf(cmd)
 	start := time.Now()
 	var rep *storage.VerifyReport
@@ -66,8 +68,10 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	if rep == nil {
 		return err
 	}
+
 	v := verdict{Path: args[0], SaveID: c.Info().SaveID, VerifyReport: rep, Leftovers: leftoversAt(cmd.Context(), args[0])}
 	whole := err == nil && len(rep.Problems) == 0
+
 	if against && err == nil {
 		m, manifestErr := verifyManifestTogether(cmd, args[0], g)
 		if manifestErr != nil {
@@ -76,6 +80,7 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		v.Manifest, v.unchecked = &m.Tensors, rep.Unsummed-m.Bytes
 		rep.Problems = append(rep.Problems, m.Problems...)
 	}
+
 	damaged := len(rep.Problems)
 	if _, single := blob.As[*blob.Single](at); !single && err == nil {
 		notes, notesErr := run.VerifyNotes(cmd.Context(), at, v.SaveID)
@@ -84,16 +89,20 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 		}
 		rep.Problems = append(rep.Problems, notes...)
 	}
+
 	if len(rep.Problems) > 0 {
 		err = cairn.ErrCorrupt
 	}
+
 	v.OK, v.Seconds = err == nil, time.Since(start).Seconds()
 	if outErr := o.result(v, func() { printVerdict(o, &v) }); outErr != nil {
 		return outErr
 	}
+
 	if err == nil {
 		return nil
 	}
+
 	err = fmt.Errorf("%s: %s: %w", args[0], plural(len(rep.Problems), "problem"), cairn.ErrCorrupt)
 	if damaged == 0 {
 		return withHint(err, fmt.Sprintf("the rest of it is whole: remove the file %s, and set its tags and metrics again with 'cairn tag'", run.NotesFile))
@@ -113,7 +122,7 @@ func runVerify(cmd *cobra.Command, args []string, g group.Group, against bool) e
 	return withHint(err, "nothing in it can be read; it has to come from another copy, or be saved again")
 }
 
-// runVerdict is what 'cairn verify RUN --json' prints.
+// runVerdict is the output of 'cairn verify RUN --json'.
 type runVerdict struct {
 	Path string `json:"path"`
 	OK   bool   `json:"ok"`
@@ -132,6 +141,7 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
+
 	start, v := time.Now(), runVerdict{Path: blob.Redact(address), OK: true}
 	err = o.withPlanned("verify", func(_, moved func(int64)) (err error) {
 		v.Checkpoints, err = r.Verify(ctx, func(n int64) {
@@ -143,11 +153,13 @@ func verifyRun(cmd *cobra.Command, address string) error {
 	if err != nil {
 		return err
 	}
+
 	problems, err := r.VerifySettings(ctx)
 	if err != nil {
 		return err
 	}
 	v.Problems = append([]storage.VerifyProblem{}, problems...)
+
 	damaged := 0
 	for _, c := range v.Checkpoints {
 		if len(c.Problems) > 0 {
@@ -158,6 +170,7 @@ func verifyRun(cmd *cobra.Command, address string) error {
 			problems = append(problems, p)
 		}
 	}
+
 	v.OK, v.Seconds = len(problems) == 0, time.Since(start).Seconds()
 	err = o.result(v, func() {
 		if !v.OK {
@@ -166,13 +179,16 @@ func verifyRun(cmd *cobra.Command, address string) error {
 		}
 		o.remark("%s: %s: %s, %s in %s\n", clean(v.Path), o.good("ok"), plural(len(v.Checkpoints), "checkpoint"), formatBytes(v.Bytes), formatSeconds(v.Seconds))
 	})
+
 	if err != nil || v.OK {
 		return err
 	}
+
 	if damaged == 0 {
 		err = fmt.Errorf("%s: the settings of the run: %w", clean(v.Path), cairn.ErrCorrupt)
 		return withHint(err, fmt.Sprintf("its checkpoints are whole; 'cairn settings %s --keep POLICY' writes the file again: add --remote if there was a remote run", quoteArg(v.Path)))
 	}
+
 	first := slices.IndexFunc(v.Checkpoints, func(c run.Verified) bool { return len(c.Problems) > 0 })
 	err = fmt.Errorf("%s: %s of %d damaged: %w", clean(v.Path), plural(damaged, "checkpoint"), len(v.Checkpoints), cairn.ErrCorrupt)
 	return withHint(err, fmt.Sprintf("'cairn verify %s' says what can be done; 'cairn rewind %s CHECKPOINT' makes jobs go on from a whole one",

@@ -10,7 +10,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 )
 
-// versionInfo is what 'cairn version --json' prints.
+// versionInfo is the output of 'cairn version --json'.
 type versionInfo struct {
 	Version  string `json:"version"`
 	Go       string `json:"go"`

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/web"
 )
 
-// webResult is what 'cairn web --json' prints.
+// webResult is the output of 'cairn web --json'.
 type webResult struct {
 	URL  string `json:"url"`
 	Path string `json:"path"`
@@ -73,6 +73,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err := f.check(cmd); err != nil {
 		return err
 	}
+
 	host, address, err := f.address(cmd)
 	if err != nil {
 		return err
@@ -81,18 +82,21 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	f.confined, f.wait = !f.follow, true
 	site, err := f.siteFlags.open(cmd, args)
 	if err != nil {
 		return err
 	}
 	defer site.Close()
+
 	ctx := cmd.Context()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return withHint(err, "choose another port with --port, or leave it out for a free one")
 	}
 	defer l.Close()
+
 	bound := l.Addr().(*net.TCPAddr)
 	if f.tokenFile == "" && !bound.IP.IsLoopback() { // this machine has another localhost
 		return f.needsToken(cmd)
@@ -102,6 +106,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	// The heap grows to the size of the index. Meanwhile there is little garbage to collect, and
 	// the browser needs the processors.
 	usual := debug.SetGCPercent(400)
@@ -110,12 +115,14 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 		<-prepared
 		debug.SetGCPercent(usual)
 	}()
+
 	shown := host
 	if shown == "" || net.ParseIP(host) != nil && net.ParseIP(host).IsUnspecified() {
 		shown = hostName()
 	}
 	v := webResult{Path: blob.Redact(args[0]), Port: port}
 	v.URL = (&url.URL{Scheme: "http", Host: net.JoinHostPort(shown, strconv.Itoa(port)), Path: "/", RawQuery: url.Values{"token": {token}}.Encode()}).String()
+
 	o := outputOf(cmd)
 	if err := o.result(v, func() { o.printf("%s\n", v.URL) }); err != nil {
 		return err
@@ -123,6 +130,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 	if !o.json {
 		o.warn("Ctrl-C ends the server")
 	}
+
 	if f.open || !f.noOpen && hasDesktop(o) {
 		remove, err := openBrowser(v.URL)
 		if err != nil {
@@ -130,6 +138,7 @@ func (f *webFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		defer remove()
 	}
+
 	return server.Serve(ctx, l)
 }
 
@@ -201,6 +210,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		}
 		return "", f.needsToken(cmd)
 	}
+
 	file, err := os.Open(f.tokenFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -209,13 +219,15 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 		return "", err
 	}
 	defer file.Close()
-	info, err := file.Stat() // of what is read, even if the name leads elsewhere meanwhile
+
+	info, err := file.Stat() // of the open file, even if the name leads elsewhere meanwhile
 	if err != nil {
 		return "", err
 	}
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
 		return "", withHint(fmt.Errorf("%s: others may read the token: its mode is %04o", f.tokenFile, info.Mode().Perm()), "chmod 600 "+quoteArg(f.tokenFile))
 	}
+
 	b, err := io.ReadAll(io.LimitReader(file, maxToken+1))
 	if err != nil {
 		return "", err
@@ -223,6 +235,7 @@ func (f *webFlags) token(cmd *cobra.Command, host string) (string, error) {
 	if len(b) > maxToken {
 		return "", fmt.Errorf("%s: a token has at most %d characters", f.tokenFile, maxToken)
 	}
+
 	token := strings.TrimSpace(string(b))
 	if odd := strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }); odd || len(token) < minToken {
 		return "", fmt.Errorf("%s: a token is one line of at least %d characters of ASCII, without spaces", f.tokenFile, minToken)

@@ -185,7 +185,7 @@ func TestWebOfStore(t *testing.T) {
 }
 
 // A checkpoint of a run may have a name that looks like the id of another one of the command
-// line. Each id stays what it was.
+// line. Each id stays as it was.
 func TestWebIDsDiffer(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	dir, other := t.TempDir(), filepath.Join(t.TempDir(), "other")

@@ -193,9 +193,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	return p.rep, nil
 }
 
-// lock locks the store against other demos, whose files would look like leftovers,
-// until unlock is called or this process ends. It does nothing if the store has no
-// locks.
+// lock locks the store against other demos until unlock is called or this process
+// ends. The files of another demo would look like leftovers. A store without locks
+// is not locked.
 func lock(ctx context.Context, s blob.Store) (unlock func(), err error) {
 	l, ok := blob.As[blob.Locker](s)
 	if !ok {
@@ -308,6 +308,7 @@ func (p *runner) load(ctx context.Context) error {
 	p.Watch.Begin("load", 2*p.model.wanted())
 	start := time.Now()
 	compared := make([]int64, p.LoadRanks)
+
 	err := inproc.Run(ctx, p.LoadRanks, func(ctx context.Context, g group.Group) error {
 		state, parts, err := p.model.empty(g.Rank())
 		if err != nil {
@@ -319,12 +320,14 @@ func (p *runner) load(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		if g.Rank() == 0 {
 			p.rep.Load = &loadReport{
 				Ranks: g.Size(), Needed: rep.Total.Needed, Read: rep.Total.Read, Requests: rep.Total.Requests,
 				Speed: speed(rep.Total.Needed, start),
 			}
 		}
+
 		for _, part := range parts {
 			n, err := part.compare()
 			if err != nil {
@@ -333,6 +336,7 @@ func (p *runner) load(ctx context.Context) error {
 			compared[g.Rank()] += n
 			p.Watch.Moved(n)
 		}
+
 		if want := p.model.values(p.step); !reflect.DeepEqual(onlyValues(state), want) {
 			return fmt.Errorf("%w: rank %d: loaded %v, saved %v", errWrong, g.Rank(), state, want)
 		}
@@ -341,6 +345,7 @@ func (p *runner) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for _, n := range compared {
 		p.rep.Load.Compared += n
 	}
@@ -385,6 +390,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	defer dying.abortAll()
 	s := fault.New(dying, point.rule)
 	_, err := p.saveStep(ctx, s, step)
+
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
@@ -393,10 +399,12 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	case err == nil:
 		return nil, fmt.Errorf("%w: the save reports success", errWrong)
 	}
+
 	f, err := p.examine(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	ops := s.Ops()
 	c := &crashReport{At: point.at, Operation: ops[len(ops)-1].String(), Survivor: "old", SaveID: f.saveID, Digest: f.digest}
 	if c.LeftFiles, c.LeftBytes, err = f.leftovers(ctx, p.Store); err != nil {
@@ -406,6 +414,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	if isOld == point.committed || isNew != point.committed {
 		return nil, fmt.Errorf("%w: the checkpoint is %s of step %d", errWrong, f.saveID, f.step)
 	}
+
 	for _, e := range ops { // to limit the use of disk space; the last save removes the rest
 		if e.Op == fault.Create && !f.named[e.Name] {
 			_ = p.Store.Remove(ctx, e.Name)
@@ -414,6 +423,7 @@ func (p *runner) crash(ctx context.Context, point crashPoint) (*crashReport, err
 	if point.committed {
 		c.Survivor, p.step, p.rep.Digest = "new", f.step, f.digest
 	}
+
 	return c, nil
 }
 
@@ -433,25 +443,30 @@ func (p *runner) examine(ctx context.Context) (*finding, error) {
 		return nil, err
 	}
 	defer c.Close()
+
 	info := c.Info()
 	if info.Step == nil {
 		return nil, fmt.Errorf("%w: the checkpoint %s has no step", errWrong, info.SaveID)
 	}
+
 	p.Watch.Begin("verify", c.TotalBytes())
 	start := time.Now()
 	rep, err := c.Verify(ctx, p.Watch.Moved)
 	if err != nil {
 		return nil, err
 	}
+
 	f := &finding{saveID: info.SaveID, step: *info.Step, named: map[string]bool{recordName: true}}
 	f.check = checkReport{Files: rep.Files, Chunks: rep.Chunks, Speed: speed(rep.Bytes, start)}
 	for _, file := range c.Files() {
 		f.named[file.Name] = true
 	}
+
 	md, err := c.Metadata(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	p.Watch.Begin("digest", p.model.bytes)
 	digests, err := inspect.Digests(ctx, c, inspect.Select(md), p.Watch.Moved)
 	if err != nil {

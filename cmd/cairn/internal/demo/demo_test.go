@@ -113,8 +113,7 @@ func checkReport(t *testing.T, rep *demo.Report) {
 	}
 }
 
-// checkCheckpoint checks that the store holds the checkpoint that the report
-// ends with, and nothing else.
+// checkCheckpoint checks that the store holds only the checkpoint that the report ends with.
 func checkCheckpoint(t *testing.T, s blob.Store, rep *demo.Report) {
 	t.Helper()
 	c := must.Get(cairn.Open(t.Context(), s))(t)
@@ -189,8 +188,8 @@ func TestDemoDetectsFaults(t *testing.T) {
 	}
 }
 
-// forgetful is a store whose record does not survive a crash: Create removes the
-// old one at once.
+// forgetful is a store that loses its record in a crash: Create removes the old
+// record at once.
 type forgetful struct{ blob.Store }
 
 func (f forgetful) Create(ctx context.Context, name string, o *blob.CreateOptions) (blob.Writer, error) {

@@ -55,9 +55,9 @@ var (
 	squareLook = look{keep: 0x01ff_ffff_01ff_ffff, set: 0x3c00_0000_3c00_0000}
 )
 
-// newModel returns a model whose weights and Adam moments take about the given
-// bytes: ten for each parameter, with 64 parameters for each square of the width.
-// The vocabulary is odd, so that no even number of ranks divides it.
+// newModel returns a model with weights and Adam moments of about the given bytes:
+// ten for each parameter, with 64 parameters for each square of the width. The
+// vocabulary is odd, so that no even number of ranks divides it.
 func newModel(bytes int64, ranks, load int) *model {
 	d := max(8, int64(math.Sqrt(float64(bytes)/640)))
 	m, vocab := &model{width: d, mesh: meshOf(ranks), load: load}, 8*d+5

@@ -20,8 +20,8 @@ import (
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 )
 
-// blocked is a writer whose first Write calls a function and whose writes block
-// until they are released, which they are after a while in any case.
+// blocked is a writer. Its first Write calls a function, and all its writes block
+// until they are released, or for a limited time.
 type blocked struct {
 	once, freed sync.Once
 	call        func()
@@ -75,7 +75,7 @@ func TestBlockedOutput(t *testing.T) {
 	}
 }
 
-// late is a writer whose first Write waits for a file and calls a function then.
+// late is a writer. Its first Write waits for a file and then calls a function.
 type late struct {
 	strings.Builder
 	file string
@@ -93,7 +93,7 @@ func (l *late) Write(b []byte) (int, error) {
 	return l.Builder.Write(b)
 }
 
-// What a rank has printed before it is killed is written.
+// The output of a rank before it is killed is written.
 func TestOutputOfKilledRanks(t *testing.T) {
 	c, _, _ := self(t, 1, "talk")
 	signals := make(chan os.Signal, 2)

@@ -18,7 +18,7 @@ import (
 )
 
 func init() {
-	// A launcher whose ranks hold its stdout open.
+	// A launcher with ranks that hold its stdout open.
 	roles["launcher"] = func(string) {
 		os.Setenv(roleVariable, "ready")
 		launch.Run(context.Background(), launch.Config{N: 3, Command: os.Args[:1], Stdout: os.Stdout})

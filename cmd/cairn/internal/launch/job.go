@@ -182,6 +182,7 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 	left := len(j.procs)
 	done, broken := ctx.Done(), j.printer.broken
 	var late, look <-chan time.Time
+
 	for left > 0 || j.leftovers() {
 		if left == 0 {
 			j.endLeftovers()
@@ -189,6 +190,7 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 		if left == 0 || j.watch() {
 			look = time.After(lookAgain)
 		}
+
 		select {
 		case e := <-j.exits:
 			for _, e := range j.causesFirst(e) {
@@ -211,10 +213,12 @@ func (j *job) wait(ctx context.Context) (*Report, error) {
 			j.killAll()
 		case <-look:
 		}
+
 		if j.killed && left == 0 {
 			break
 		}
 	}
+
 	j.drain(ctx)
 	return j.result()
 }
@@ -367,8 +371,8 @@ func (j *job) leftovers() bool {
 	return false
 }
 
-// watch checks which process groups are gone, because their numbers may be
-// reused. It returns false if there is nothing left to watch.
+// watch checks which process groups are gone, because their numbers may be reused.
+// It returns false once all are gone.
 func (j *job) watch() bool {
 	again := false
 	for _, p := range j.procs {
@@ -551,8 +555,8 @@ func bare(err error) error {
 	return err
 }
 
-// attach sets what the process prints to: a file, or a pipe whose stream goes to w
-// and to the log.
+// attach sets the output of the process: a file, or a pipe that is copied to w and
+// to the log.
 func (j *job) attach(p *process, w io.Writer, kind string, color bool) (io.Writer, error) {
 	var log *os.File
 	if j.LogDir != "" {

@@ -23,7 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// roleVariable says what a process of this test binary is to do, as a rank.
+// roleVariable names the role of a process of this test binary, as a rank.
 const roleVariable = "CAIRN_LAUNCH_TEST_ROLE"
 
 // fileVariable names a file for which ranks wait.
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// roles are what a rank can do.
+// roles are the functions that a rank can run.
 var roles = map[string]func(rank string){
 	"environment": func(string) {
 		for _, name := range []string{

@@ -105,7 +105,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// close ends the queue. What is queued is still written.
+// close ends the queue. Lines in the queue are still written.
 func (p *printer) close() { close(p.queue) }
 
 // leave abandons the printer. A pending write may continue.

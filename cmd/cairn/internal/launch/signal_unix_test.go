@@ -236,7 +236,7 @@ func TestSignalThatEndsTheContext(t *testing.T) {
 	}
 }
 
-// What ranks leave behind ends too.
+// Processes that ranks leave behind end too.
 func TestDescendantsAreEnded(t *testing.T) {
 	for _, role := range []string{"parent of wait", "parent of stubborn"} {
 		c, out, _ := self(t, 2, role)
