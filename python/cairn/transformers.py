@@ -17,7 +17,6 @@ folder in between. It needs the package ``transformers``.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import copy
 import dataclasses
@@ -42,6 +41,7 @@ from cairn import errors, names as _names
 from cairn._address import address_of, join_address, split_address
 from cairn._saver import binary
 from cairn.runs import Member, Run
+from cairn.torch._handle import failure
 from cairn.torch._job import distributed, first_says
 from cairn.torch._load import newest
 from cairn.torch._perrank import RandomState, random_states
@@ -558,8 +558,7 @@ def _explain(config: bytes, handle: cairn.torch.Handle) -> None:
 
     A removal of the checkpoint removes the file too. A config.json of another program stays as it is.
     """
-    # This way of asking for the error does not count as having seen it.
-    if concurrent.futures.Future.exception(handle) is not None or "://" in handle.path:
+    if failure(handle) is not None or "://" in handle.path:
         return
     text = {**json.loads(config), "transformers_weights": "cairn.transformers.from_checkpoint loads this checkpoint, "
             "and cairn.transformers.export writes a copy of its model for from_pretrained"}

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from cairn import errors
+from cairn._request import SaveRequest
 from cairn.runs import Policy, Run
-from cairn.torch._handle import Handle
+from cairn.torch._description import State
+from cairn.torch._handle import Handle, failure
 from cairn.torch._job import Job
-from cairn.torch._save import State, begin, described
+from cairn.torch._remembered import describe
+from cairn.torch._save import begin
 
 _runs: dict[tuple[str, str], Run] = {}  # by address and policy: to check a policy takes long
 _published: dict[str, _Versions] = {}  # by the address of the run
@@ -35,9 +38,10 @@ class _Versions:
         over = [(version, handle) for version, handle in self.under_way if handle.done()]
         self.under_way = [row for row in self.under_way if row not in over]
         for version, handle in over:
-            if handle._reply.error is None:
+            error = failure(handle)
+            if error is None:
                 self.complete = max(version, -1 if self.complete is None else self.complete)
-            elif isinstance(handle._reply.error, errors.ExistsError):
+            elif isinstance(error, errors.ExistsError):
                 self.complete = None  # another process publishes too
 
 
@@ -92,7 +96,7 @@ def publish(model: torch.nn.Module | Mapping[Any, Any], run: str | os.PathLike[s
             raise errors.OptionsError(f"the version is {number}; want 0 or more", ("storage.options",))
         if j.rank == 0:
             _check(known, versions, number)
-        return described(j, model, False)
+        return describe(j, model, False)
 
     def explain(error: BaseException) -> BaseException:
         if not isinstance(error, errors.ExistsError):
@@ -101,7 +105,8 @@ def publish(model: torch.nn.Module | Mapping[Any, Any], run: str | os.PathLike[s
                                   f"version {number + 1} or a later one ({error})", error.codes)
 
     to = known if number >= 0 else known.path  # make refuses the version
-    handle = begin(make, to, number, tags, False, "native", None, 0, overlap, metrics=metrics, explain=explain)
+    request = SaveRequest(path=to, step=number, tags=tags, metrics=metrics, overwrite=False)
+    handle = begin(request, make, overlap=overlap, explain=explain)
     versions.under_way.append((number, handle))
     return handle
 
