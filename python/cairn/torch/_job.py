@@ -15,12 +15,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch.distributed as dist
 
 from cairn import errors
 from cairn._arena import Arena, default_ceiling
+from cairn._messages import ErrorMessage
 from cairn._saver import Saver
 from cairn.torch._memory import Memory
 
@@ -224,7 +225,7 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
             raise _gone(f"the store of the job does not answer: {e}") from e
         if first != same:
             error = differs(first)
-    said: dict[str, Any] = {}
+    said: ErrorMessage = {}
     if isinstance(error, errors.CairnError):
         said = {"text": f"rank {rank}: {error}", "codes": error.codes}
     elif error is not None:
@@ -264,8 +265,15 @@ def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
     return answer
 
 
-def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict[str, Any], lacks: bool,
-              patient: bool) -> dict[str, Any]:
+class _Verdict(TypedDict):
+    """What the ranks say together."""
+
+    error: ErrorMessage
+    lacks: bool
+
+
+def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: ErrorMessage, lacks: bool,
+              patient: bool) -> _Verdict:
     """Returns what all ranks say together: an error of any of them, and whether one lacks something.
 
     The last one to arrive sets what the others wait for, so that the store has little to do.
@@ -279,10 +287,10 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
             failed = json.loads(store.get(f"{key}/said")) if arrived >= _FAILS else {}
             store.set(f"{key}/outcome", json.dumps({"error": failed, "lacks": arrived % _FAILS >= _LACKS}))
         elif not patient:
-            return {}
+            return {"error": {}, "lacks": False}
         else:
             _wait(store, f"{key}/outcome", size, _Late(store, key, rank, size))
-        outcome = json.loads(store.get(f"{key}/outcome"))
+        outcome: _Verdict = json.loads(store.get(f"{key}/outcome"))
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
     if rank == 0:  # all ranks have read the previous outcome

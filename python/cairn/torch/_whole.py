@@ -20,10 +20,10 @@ from cairn.torch._job import job
 from cairn.torch._load import Loading
 from cairn.torch._remembered import describe
 from cairn.torch._save import begin
-from cairn.torch._state import Tree
+from cairn.torch._state import StateDict, Tree
 
 
-def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
+def async_save_whole(state: StateDict, path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
                      may_differ: bool = False, metrics: Mapping[str, float] | None = None,
                      overwrite: bool | None = None) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
@@ -35,7 +35,7 @@ def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str] | Membe
 
 
 def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,
-               allow_pickle: bool = False, patience: float = 0) -> dict[str, Any]:
+               allow_pickle: bool = False, patience: float = 0) -> StateDict:
     """Returns a state as it was saved, in dicts and lists, or some keys of it. Each rank calls it on its own.
 
     If a saver process is still writing the checkpoint, it waits for up to patience seconds.

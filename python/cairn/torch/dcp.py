@@ -60,7 +60,7 @@ from cairn.torch._load import Loading
 from cairn.torch._pickled import Pickled
 from cairn.torch._save import begin
 from cairn.torch._staging import copy_units, events
-from cairn.torch._state import Leaf, Part
+from cairn.torch._state import Leaf, Part, StateDict
 from cairn.torch._units import span
 
 _COPY_AHEAD = 10_000_000  # the default of PyTorch's FileSystemWriter
@@ -79,7 +79,7 @@ class Stager(AsyncStager):
 
     _synchronize_after_execute = False
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def stage(self, state_dict: StateDict) -> StateDict:
         """Returns a copy of a state. The caller may change the state when it returns."""
         memory = job().memory
         held = list(_tensors(state_dict))
@@ -302,7 +302,7 @@ class Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Describes the checkpoint. Each tensor is one chunk, however it was saved."""
         described = job().own().describe(os.fspath(self.path), self.format, self.format_options)
-        entries: dict[str, Any] = {}
+        entries: dict[str, BytesStorageMetadata | TensorStorageMetadata] = {}
         paths: dict[str, tuple[Any, ...]] = {}
         for e in described.get("entries") or []:
             name = e["name"]
