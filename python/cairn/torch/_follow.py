@@ -23,7 +23,7 @@ from cairn._saver import Saver
 from cairn.names import Rename
 from cairn.reports import UpdateReport
 from cairn.runs import Run
-from cairn.torch._job import Job, agree, first_says, job
+from cairn.torch._job import Caught, Job, agree, first_says, job
 from cairn.torch._load import Loading
 from cairn.torch._state import Part, apart, check_memory, fitting, flatten, is_stateful, memory_of, parts, tied
 from cairn.torch._units import span
@@ -242,18 +242,16 @@ class Follower:
 
     def _attempt(self, params: Params, version: Version) -> Prepared | errors.CairnError:
         """Loads a version. It returns an error of cairn, and raises others. It does the same on all ranks."""
-        fatal: BaseException | None = None
         failed: errors.CairnError | None = None
         prepared: Prepared | None = None
-        try:
-            prepared = self._load(params, version)
-        except errors.CairnError as e:
-            failed = e
-        except BaseException as e:  # the other ranks must know
-            if self.alone:
-                raise
-            fatal = e
-        if not self.alone and agree("prepare", fatal, lacks=failed is not None):
+        with Caught() as caught:
+            try:
+                prepared = self._load(params, version)
+            except errors.CairnError as e:
+                failed = e
+        if self.alone and caught.error is not None:
+            raise caught.error
+        if not self.alone and agree("prepare", caught.error, lacks=failed is not None):
             try:  # all ranks get the reason
                 agree("prepare-why", failed)
             except errors.CairnError as e:

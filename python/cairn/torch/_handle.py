@@ -94,7 +94,7 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
     def _call(self, fn: Callable[[Any], object]) -> None:
         try:
             fn(self)
-        except BaseException:
+        except BaseException:  # also SystemExit: the next function runs
             _log.exception("a function of add_done_callback has failed, for %r", self)
 
 

@@ -55,15 +55,12 @@ class Job:
 
     def meet(self) -> None:
         """Starts a saver process that connects to the savers of all ranks. All ranks call it."""
-        error = None
-        try:
+        with Caught() as caught:
             self._meet()
-        except BaseException as e:  # the other ranks must know
-            error = e
         if self.size > 1:
-            agree("meet", error)
-        elif error is not None:
-            raise error
+            agree("meet", caught.error)
+        elif caught.error is not None:
+            raise caught.error
         self.met = self.saver
 
     def own(self) -> Saver:
@@ -90,14 +87,13 @@ class Job:
             _delete(store, f"cairn/meeting/{number - 1}")
             secret = base64.b64encode(secrets.token_bytes(32)).decode()
             job = secrets.token_hex(8)
+            place: dict[str, str] = {}
             try:
                 listening = self.saver.ask("listen", address=_listen_address(), size=self.size, secret=secret, job=job)
                 joined = self.saver.expect()
                 place = {"address": listening.result(150)["address"], "secret": secret, "job": job}
-            except BaseException:
-                store.set(key, "{}")  # so that the others do not wait
-                raise
-            store.set(key, json.dumps(place))
+            finally:
+                store.set(key, json.dumps(place))  # an empty one: the others do not wait
             joined.result(150)
             return
         _wait(store, key, self.size)
@@ -116,6 +112,19 @@ class Job:
             self.saver.close()
         self.memory.close()
         self.arena.close()
+
+
+class Caught:
+    """A context manager that keeps the error of its block, also of Ctrl-C, until the other ranks know of it."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        self.error = error
+        return True
 
 
 def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) -> Saver:
@@ -160,20 +169,16 @@ class Sharing:
             else:
                 error = errors.OptionsError("another shared load is under way: read its iterator to the end, or close "
                                             "it", ("storage.options",))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self.saver = ready(j, error, False, what)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         self._kind = f"share/{_count('share')}"
         self._open = True
 
     def step(self, more: bool) -> bool:
-        try:
-            self._open = agree(self._kind, lacks=more)
-        except BaseException:
-            self._open = False
-            raise
+        self._open = False  # if it fails, there is no next step
+        self._open = agree(self._kind, lacks=more)
         return self._open
 
     def fail(self, error: BaseException) -> None:
@@ -246,18 +251,16 @@ def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
 
     Like agree it uses the job's store. what describes the call, and must be the same on all ranks, unless it is empty.
     """
-    error, answer = None, None
+    answer = None
     if not distributed():
         return ask()
     rank, number = dist.get_rank(), _count(f"{kind}/answer")
     key = f"cairn/{kind}/answer/{number}"
-    if rank == 0:
-        try:
+    with Caught() as caught:
+        if rank == 0:
             answer = ask()
             _store().set(key, json.dumps(answer))
-        except BaseException as e:  # the other ranks must know
-            error = e
-    agree(kind, error, same=what, differs=lambda theirs: other_call(theirs, what))
+    agree(kind, caught.error, same=what, differs=lambda theirs: other_call(theirs, what))
     if rank != 0:
         answer = json.loads(_store().get(key))
     elif number > 1:  # all ranks have read the previous answer
@@ -364,15 +367,16 @@ def _wait(store: Any, key: str, size: int, late: _Late | None = None) -> None:
     # thread, so that Ctrl-C ends it.
     waiter = _waiter(store)
     done = threading.Event()
-    failed: list[BaseException] = []
+    failed: list[Exception] = []
 
     def wait() -> None:
         try:
             waiter.wait([key], patience)
             _waiters.append(waiter)
-        except BaseException as e:
+        except Exception as e:
             failed.append(e)
-        done.set()
+        finally:
+            done.set()
 
     threading.Thread(target=wait, name="cairn-wait", daemon=True).start()
     while not done.wait(1):

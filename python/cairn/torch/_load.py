@@ -23,7 +23,7 @@ from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run, loaded
 from cairn.torch import _memory, _state
-from cairn.torch._job import Job, Sharing, agree, first_says, job, shares
+from cairn.torch._job import Caught, Job, Sharing, agree, first_says, job, shares
 from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Part, Tree, check, check_memory, flatten, is_stateful, memory_of, parts
 
@@ -83,13 +83,13 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
 
     recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
-    error, report, sharing = None, LoadReport(), None
+    report, sharing = LoadReport(), None
     if isinstance(path, Run):
         path = newest(path, alone, step, best)
     elif step is not None or best is not None:
         raise errors.OptionsError("step and best choose a checkpoint of a run: "
                                   f"if {path} is one, pass cairn.Run({str(path)!r})", ("storage.options",))
-    try:
+    with Caught() as caught:
         how: Reading = {"format": format, "format_options": format_options,
                         "recipe": _recipe.message(recipe, config, reverse, variables)}
         address = address_of(path)
@@ -97,19 +97,17 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
             sharing = Sharing(job(), None, f"load {address}")
         j = job(alone)
         report = _Load(j, address, strict, rename, how, allow_pickle, cast, alone or j.rank == 0, sharing).run(state)
-    except BaseException as e:  # the other ranks must know
-        error = e
     if sharing is not None:
-        if error is not None:
-            sharing.fail(error)
+        if caught.error is not None:
+            sharing.fail(caught.error)
         sharing.close()
     if not alone:
-        agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
+        agree("load", caught.error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
             f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded "
             f"different checkpoints, or {path} "
             "was replaced meanwhile", ("storage.changed",)))
-    elif error is not None:
-        raise error
+    elif caught.error is not None:
+        raise caught.error
     loaded(address, report.save_id)
     return report
 

@@ -168,7 +168,7 @@ class Preemption:
                                        "staged it, the saver processes complete the save even if the ranks are killed")
             report: SaveReport = self._wait(handle, handle, "complete")
             self._wait(handle, handle.uploaded, "uploaded")
-        except BaseException as e:
+        except BaseException as e:  # Ctrl-C too: the log says why there is no checkpoint
             self._say(logging.ERROR, f"the save to {path} has failed, {self._after()}: {e!r}")
             raise
         left = self.left()

@@ -16,7 +16,7 @@ from cairn.runs import Run
 from cairn.torch import _handle, _job
 from cairn.torch._description import State
 from cairn.torch._handle import Handle
-from cairn.torch._job import Job, job, ready
+from cairn.torch._job import Caught, Job, job, ready
 from cairn.torch._remembered import describe
 from cairn.torch._staging import GROUP, Staging, events
 from cairn.torch._units import Unit
@@ -101,14 +101,11 @@ def prepare(state: Mapping[Any, Any]) -> None:
     It starts the saver process. The shared memory is taken in the background, while the job
     sets itself up.
     """
-    j = error = None
-    units: list[Unit] = []
-    try:
+    j, units = None, list[Unit]()
+    with Caught() as caught:
         j = job()
         units = describe(j, state, False).units
-    except BaseException as e:  # the other ranks must know
-        error = e
-    ready(j, error, False, "prepare a save")
+    ready(j, caught.error, False, "prepare a save")
     assert j is not None
     held = [(at, u.size) for u in units if u.at is None and (at := j.arena.reserve(u.size)) is not None]
     for at, size in held:
@@ -144,17 +141,14 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
 
     explain returns the error of the handle for an error of the saver process.
     """
-    j = error = None
-    title = ""
-    try:
+    j, title = None, ""
+    with Caught() as caught:
         _handle.unseen.report()
         request = request.checked()
         j = job(alone)
         state = make(j)
         title = request.title()
-    except BaseException as e:  # the other ranks must know
-        error = e
-    saver = ready(j, error, alone, title)
+    saver = ready(j, caught.error, alone, title)
     assert j is not None
     message = request.message()
     reply: Reply[SaveReport] = Reply()
@@ -177,7 +171,7 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
             threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()
             return handle
         staging.run()
-    except BaseException as e:
+    except BaseException as e:  # Ctrl-C too: the ranks and the saver process must not wait for the rest of the save
         staging.abandon(e)
         saver.close(5)  # the savers of the other ranks do not wait for this one
         _handle.fail(handle, e)

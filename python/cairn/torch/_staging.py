@@ -72,7 +72,7 @@ class Staging:
         try:
             if self._copy_all():
                 settle(self.staged)
-        except BaseException as e:
+        except BaseException as e:  # Ctrl-C too: the saver process must not wait for the rest of the state
             self.begun.clear()
             traceback.clear_frames(e.__traceback__)  # they keep the tensors
             # If the save is over, for example because its process has ended, this is only a consequence.
@@ -212,7 +212,7 @@ class Staging:
                 with memory.gather([(memory.part(body["at"], n), [part])], self.begun):
                     pass
             self.saver.send("fetched", fetch=body["fetch"])
-        except BaseException as e:
+        except Exception as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
 
     def over(self) -> None:
@@ -255,7 +255,7 @@ class _Ahead:
     """Takes memory for units, in a thread of its own if that takes long."""
 
     def __init__(self, arena: Arena, units: list[tuple[Unit, int]]):
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.arena = arena
         self.units = [(at, at + u.size) for u, at in units if u.at is None and not arena.is_backed(at, at + u.size)]
         self.thread = threading.Thread(target=self._run, name="cairn-back", daemon=True) if self.units else None
@@ -275,7 +275,7 @@ class _Ahead:
                     lo = a
                 hi = b
             self.arena.back(lo, hi)
-        except BaseException as e:
+        except Exception as e:
             self.error = e
 
     def join(self) -> None:

@@ -20,7 +20,7 @@ from cairn._messages import Described, Entry, FormatOptions, Reading, Want
 from cairn.reports import LoadReport
 from cairn.runs import Run
 from cairn.torch import _memory
-from cairn.torch._job import Job, Sharing, job, shares
+from cairn.torch._job import Caught, Job, Sharing, job, shares
 from cairn.torch._load import newest
 
 Slices = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None
@@ -81,29 +81,27 @@ def weights(path: str | os.PathLike[str] | Run, device: torch.device | str | int
     chosen = _recipe.message(recipe, config, reverse, variables)
     how: Reading = {"format": format, "format_options": format_options, "recipe": chosen}
     together = shares(address, share, alone)
-    j, plan, save_id, error, sharing = None, [], "", None, None
+    j, plan, save_id, sharing = None, [], "", None
     to = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    try:
+    with Caught() as caught:
         j = job(alone)
         if to.type == "cuda" and to.index is None:
             to = torch.device("cuda", torch.cuda.current_device())
         described = j.own().describe(address, format, format_options,
                                      _recipe.checked(chosen) if alone or j.rank == 0 else chosen)
         plan, save_id = _plan(described, address, names, slices), described.get("save_id", "")
-    except BaseException as e:  # the other ranks must know
-        error = e
     if together:
-        sharing = Sharing(j, error, f"load weights of {address}")
-    elif error is not None:
-        raise error
+        sharing = Sharing(j, caught.error, f"load weights of {address}")
+    elif caught.error is not None:
+        raise caught.error
     assert j is not None
-    try:
+    with Caught() as caught:
         return WeightIterator(_Stream(j, sharing, address, plan, to, how, save_id, window, pin_memory))
-    except BaseException as e:
-        if sharing is not None:
-            sharing.fail(e)
-            sharing.close()
-        raise
+    assert caught.error is not None
+    if sharing is not None:
+        sharing.fail(caught.error)
+        sharing.close()
+    raise caught.error
 
 
 class WeightIterator(Iterator[tuple[str, torch.Tensor]]):
@@ -254,18 +252,16 @@ class _Stream:
         self._items.clear()
 
     def _run(self) -> None:
-        error, report = None, None
-        try:
+        report = None
+        with Caught() as caught:  # one of the caller too, which has closed the iterator
             self._job.memory.reclaim()
             report = self._saver.load(self._address, self._wants(), self._piece, settle=self._settle,
                                       share=self._sharing, save_id=self._save_id, **self._how)
-        except BaseException as e:
-            error = e
         self._copies.close()
         if self._sharing is not None:
             self._sharing.close()
         with self._changed:
-            self.report, self._error, self._over = report, error or self._error, True
+            self.report, self._error, self._over = report, caught.error or self._error, True
             self._changed.notify_all()
 
     def _wants(self) -> Iterator[Want | None]:
