@@ -136,7 +136,7 @@ def _word(text: str) -> str:
     return text
 
 
-def _text(policy: Policy | None) -> str:
+def policy_text(policy: Policy | None) -> str:
     """Returns the text of a policy. It is empty if there is none."""
     if policy is None:
         return ""
@@ -163,7 +163,7 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     has this policy already: then the first save with the metric may be still to come. A policy of remote asks for
     the metrics of both.
     """
-    if not (text := _text(policy)):
+    if not (text := policy_text(policy)):
         return text
     normal = _normal(text)
     if "best" not in normal or any("://" in place for place in (run, remote or "")) or not os.path.isdir(run):
@@ -265,7 +265,7 @@ class Run:
         """Whether the saver processes keep the bytes of the last save in memory."""
         if remember and (alone or remote is not None):
             raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
-        self._due: Due | None = None if save is None else Due(_normal(_text(save)))
+        self._due: Due | None = None if save is None else Due(_normal(policy_text(save)))
 
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,

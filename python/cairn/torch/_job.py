@@ -24,6 +24,7 @@ from cairn._arena import Arena, default_ceiling
 from cairn._messages import ErrorMessage
 from cairn._saver import Saver
 from cairn.torch._memory import Memory
+from cairn.torch._versions import Versions
 
 _LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived
 
@@ -45,6 +46,7 @@ class Job:
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
+        self.published: dict[str, Versions] = {}  # by the address of the run
         self.saver: Saver | None = None
         self.asked: Saver | None = None  # the saver that was asked to meet the others, which it can once
         self.met: Saver | None = None  # the saver that has met the others
