@@ -112,9 +112,9 @@ class SaveRequest:
         if isinstance(self.path, Member):
             message["run"] = self.path.message()
         elif self.overwrite is None:
-            message["replaces"] = _ours.at(self.store, self.place(self.store))
+            message["replaces"] = _ours.ids_at(self.store, self.place(self.store))
             if self.upload is not None:  # a save is uploaded after those before it, whose uploads may have failed
-                message["replaces_remote"] = [*_ours.at(self.upload, self.place(self.upload)),
+                message["replaces_remote"] = [*_ours.ids_at(self.upload, self.place(self.upload)),
                                               *filter(None, message["replaces"])]
         if self.tensors_may_differ:
             message["tensors_may_differ"] = True

@@ -87,7 +87,7 @@ class CheckpointIO(_CheckpointIO):
         self._handle = async_save_whole(checkpoint, target, step if isinstance(step, int) else None, alone=True,
                                         metrics=_metrics(checkpoint),
                                         overwrite=self.overwrite or address_of(path) in self._before or None)
-        self._remover.saved(self._handle)
+        self._remover.note_save(self._handle)
         if isinstance(target, Member):
             self._saves[target.path] = self._handle
         if not self.background:

@@ -571,7 +571,7 @@ _loaded: dict[str, dict[str, str]] = {}  # checkpoints since the last save to th
 
 def loaded(address: str, save_id: str) -> None:
     """Notes that this process goes on from a checkpoint. A later load from the same run replaces it."""
-    _ours.loaded(address, save_id)
+    _ours.note_loaded(address, save_id)
     above, name = split_address(address)
     if name:
         _loaded[above] = {"folder": name, "save_id": save_id}

@@ -43,7 +43,7 @@ from cairn._messages import FormatOptions
 from cairn._saver import binary
 from cairn.runs import Member, Run
 from cairn.torch._handle import failure
-from cairn.torch._job import distributed, first_says
+from cairn.torch._job import broadcast, distributed
 from cairn.torch._load import newest
 from cairn.torch._perrank import RandomState, random_states
 from cairn.torch._removal import Remover, Target
@@ -96,7 +96,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if that is newer. It waits for saver processes that have outlived their trainers, and prints which
         checkpoint it is.
         """
-        found = first_says("latest", lambda: _newest(self.run or Run(self._run(trainer.args))))
+        found = broadcast("latest", lambda: _newest(self.run or Run(self._run(trainer.args))))
         self._answer = None if found is None else self._prepare(trainer, found)
         return self._answer
 
@@ -208,7 +208,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if rank == 0 and self._files is not None and (config := self._files.get(_CONFIG_FILE)):
             self._handle.add_done_callback(functools.partial(_explain, config))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
-            self._remover.saved(self._handle)
+            self._remover.note_save(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
                                                                 args.save_total_limit,
                                                                 split_address(self._best(args, state))[1]))

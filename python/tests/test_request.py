@@ -71,8 +71,8 @@ class Messages(unittest.TestCase):
                                    "fail_if_exists": False, "cache": True, "files_per_rank": 0, "replaces": []})
 
     def test_what_it_replaces(self):
-        _ours.loaded(self.folder, "a")
-        _ours.loaded(f"{self.folder}/there", "b")
+        _ours.note_loaded(self.folder, "a")
+        _ours.note_loaded(f"{self.folder}/there", "b")
         message = self.message(remote=f"{self.folder}/there")
         self.assertEqual(set(message["replaces"]), {"a", ""})
         self.assertEqual(set(message["replaces_remote"]), {"a", "b", ""})

@@ -23,7 +23,7 @@ from cairn._saver import Saver
 from cairn.names import Rename
 from cairn.reports import UpdateReport
 from cairn.runs import Run
-from cairn.torch._job import Caught, Job, agree, first_says, job
+from cairn.torch._job import Caught, Job, agree, broadcast, job
 from cairn.torch._load import Loading
 from cairn.torch._state import Part, apart, check_memory, fitting, flatten, is_stateful, memory_of, parts, tied
 from cairn.torch._units import span
@@ -146,7 +146,7 @@ class Follower:
                 time.sleep(max(0.0, min(interval, end - now, answer_by - now)))
 
         while True:
-            version, late = look() if self.alone else first_says("follow-wait", look, self._call("wait for a version"))
+            version, late = look() if self.alone else broadcast("follow-wait", look, self._call("wait for a version"))
             if version is not None:
                 return version
             if late:
@@ -192,7 +192,7 @@ class Follower:
             got = self._attempt(params, found["version"])
             if isinstance(got, Prepared):
                 self._known["unfit"] = None
-                got._began(begun, error is not None, tuple(found.get("problems", ())))
+                got._note_begin(begun, error is not None, tuple(found.get("problems", ())))
                 return got
             error = got
 
@@ -213,7 +213,7 @@ class Follower:
             return self._ask(self._now(), search, None if error is None else {"text": str(error), "codes": error.codes})
 
         call = self._call("load the newest version" if version is None else f"load version {version}")
-        return find() if self.alone else first_says("follow", find, call)
+        return find() if self.alone else broadcast("follow", find, call)
 
     def _over(self, found: Found, version: int | None, error: errors.CairnError | None) -> errors.CairnError:
         """Returns the error of a search that is over without a version. error is the one of the last attempt."""
@@ -419,7 +419,7 @@ class Prepared:
         self._seconds, self._full = 0.0, full
         self._tried: tuple[str, ...] = ()
 
-    def _began(self, at: float, again: bool, tried: tuple[str, ...]) -> None:
+    def _note_begin(self, at: float, again: bool, tried: tuple[str, ...]) -> None:
         """Notes when the preparation began, for the report, whether attempts failed before, and what went wrong."""
         self._seconds, self._full, self._tried = time.monotonic() - at, self._full or again, tried
 

@@ -167,7 +167,7 @@ class Handle(Outcome[SaveReport]):
         how = "complete" if self.done() else "staged" if self.staged.done() else "not staged yet"
         return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
 
-    def _heard(self, kind: str, body: Body) -> None:
+    def _hear(self, kind: str, body: Body) -> None:
         if kind == "progress":
             self._planned = body.get("planned", 0) or self._planned
             self._moved += body.get("moved", 0)
@@ -176,7 +176,7 @@ class Handle(Outcome[SaveReport]):
         elif self._stage is not None:
             self._stage(kind, body)
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         self._stage = None
         settle(self, self._reply.body, self._reply.error)
 
@@ -189,12 +189,12 @@ def connect(handle: Handle, stage: Callable[[str, Body], None]) -> None:
     handle._stage = stage
     unseen.watch(handle)
     reply, upload = handle._reply, handle._upload
-    reply.on = handle._heard
+    reply.on = handle._hear
     if upload is None:
         reply.then(lambda: settle(handle.uploaded, error=reply.error))
     else:
         upload.then(lambda: settle(handle.uploaded, upload.body, upload.error))
-    reply.then(handle._over)
+    reply.then(handle._end)
 
 
 def fail(handle: Handle, error: BaseException) -> None:
@@ -230,9 +230,9 @@ class _Unseen:
             if reply is not None:
                 with self._lock:
                     self._under_way.add(reply)
-                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle._seen, reply))
+                reply.then(functools.partial(self._end, f"{text} {handle._path}", handle._seen, reply))
 
-    def _over(self, what: str, seen: list[BaseException], reply: Reply[Any]) -> None:
+    def _end(self, what: str, seen: list[BaseException], reply: Reply[Any]) -> None:
         with self._lock:
             self._under_way.discard(reply)
             # The upload of a save that failed has the error of the save.

@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch.distributed as dist
 
@@ -26,6 +26,7 @@ from cairn._saver import Saver
 from cairn.torch._memory import Memory
 from cairn.torch._versions import Versions
 
+_T = TypeVar("_T")
 _LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived
 
 
@@ -143,14 +144,14 @@ def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) ->
     with j.lock:
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
-            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: other_call(theirs, what))
+            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: other_call_error(theirs, what))
         if lacks:
             j.meet()
         assert j.saver is not None
         return j.saver
 
 
-def other_call(theirs: str, mine: str) -> errors.OptionsError:
+def other_call_error(theirs: str, mine: str) -> errors.OptionsError:
     """Returns the error of ranks that make different calls, which are described."""
     return errors.OptionsError(f"another rank is about to {theirs}, and this one to {mine}: all ranks make the same "
                                "calls, with the same folder and step, or only one with alone=True",
@@ -196,7 +197,7 @@ class Sharing:
             lock.release()
 
 
-def shares(address: str, share: bool | None, alone: bool) -> bool:
+def is_shared(address: str, share: bool | None, alone: bool) -> bool:
     """Reports whether ranks read for each other. Unless share says so, they do if a checkpoint is in object storage.
 
     A file of a local disk is read once by the system, whose cache is faster than messages between processes.
@@ -248,12 +249,12 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
     return outcome["lacks"]
 
 
-def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
+def broadcast(kind: str, ask: Callable[[], _T], what: str = "") -> _T:
     """Returns on all ranks what ask, which rank 0 calls, returns, or raises its error. The answer becomes JSON.
 
     Like agree it uses the job's store. what describes the call, and must be the same on all ranks, unless it is empty.
     """
-    answer = None
+    answer: Any = None  # on other ranks than 0, what JSON makes of it
     if not distributed():
         return ask()
     rank, number = dist.get_rank(), _count(f"{kind}/answer")
@@ -262,7 +263,7 @@ def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
         if rank == 0:
             answer = ask()
             _store().set(key, json.dumps(answer))
-    agree(kind, caught.error, same=what, differs=lambda theirs: other_call(theirs, what))
+    agree(kind, caught.error, same=what, differs=lambda theirs: other_call_error(theirs, what))
     if rank != 0:
         answer = json.loads(_store().get(key))
     elif number > 1:  # all ranks have read the previous answer

@@ -23,7 +23,7 @@ from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run, loaded
 from cairn.torch import _memory, _state
-from cairn.torch._job import Caught, Job, Sharing, agree, first_says, job, shares
+from cairn.torch._job import Caught, Job, Sharing, agree, broadcast, is_shared, job
 from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Part, Tree, check, check_memory, flatten, is_stateful, memory_of, parts
 
@@ -93,7 +93,7 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
         how: Reading = {"format": format, "format_options": format_options,
                         "recipe": _recipe.message(recipe, config, reverse, variables)}
         address = address_of(path)
-        if shares(address, share, alone):
+        if is_shared(address, share, alone):
             sharing = Sharing(job(), None, f"load {address}")
         j = job(alone)
         report = _Load(j, address, strict, rename, how, allow_pickle, cast, alone or j.rank == 0, sharing).run(state)
@@ -128,7 +128,7 @@ def newest(run: Run, alone: bool, step: int | None = None, best: str | None = No
             raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
         return path
 
-    return find() if alone else first_says("latest", find, f"load step {step}, best {best}")
+    return find() if alone else broadcast("latest", find, f"load step {step}, best {best}")
 
 
 class _Load:

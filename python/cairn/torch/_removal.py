@@ -29,7 +29,7 @@ class Remover:
         self._problems: list[str] = []
         self._uploads: list[Handle] = []  # saves whose upload may be under way
 
-    def saved(self, handle: Handle) -> None:
+    def note_save(self, handle: Handle) -> None:
         """Notes a save, whose upload a removal must not disturb."""
         self._uploads = [h for h in self._uploads if not h.uploaded.done()] + [handle]
 

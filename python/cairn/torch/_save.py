@@ -158,10 +158,10 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
     staging = Staging(j, saver, state, reply, upload, handle.staged)
     if request.upload is not None and upload is not None:
         _note(upload, request.place(request.upload), request.save_id)
-    reply.then(staging.over)
+    reply.then(staging.end)
     if "run" not in message:
         _note(reply, request.place(request.store), request.save_id)
-    _handle.connect(handle, staging.heard)
+    _handle.connect(handle, staging.hear)
     try:
         staging.begun = events(state.units)
         saver.begin(("generation", reply.number), reply, "save", {"items": state.message()}, **message,
@@ -185,10 +185,10 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
 
 def _note(reply: Reply[SaveReport] | Reply[UploadReport], address: str, save_id: str) -> None:
     """Notes that this process saves to an address: a later save may replace the checkpoint."""
-    place = _ours.begun(address, save_id)
+    place = _ours.note_begun(address, save_id)
 
     def over() -> None:
         if reply.error is None and reply.body is not None:
-            _ours.saved(place, save_id, reply.body.save_id)
+            _ours.note_saved(place, save_id, reply.body.save_id)
 
     reply.then(over)

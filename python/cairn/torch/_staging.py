@@ -44,7 +44,7 @@ class Staging:
         self.ended = False  # the save is over
         self.error: BaseException | None = None  # of run
 
-    def heard(self, kind: str, body: Body) -> None:
+    def hear(self, kind: str, body: Body) -> None:
         """Does what a message of the saver process about the state asks for."""
         if kind == "released":
             self.release(body["items"])
@@ -156,7 +156,7 @@ class Staging:
             self.running = False
             ended = self.ended
         if ended:
-            self.over()
+            self.end()
 
     def copy(self, pending: list[tuple[Unit, int]]) -> None:
         """Copies units and tells the saver where they are."""
@@ -215,7 +215,7 @@ class Staging:
         except Exception as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
 
-    def over(self) -> None:
+    def end(self) -> None:
         """The save is over: its memory is free, or will be when nothing writes to it any more."""
         with self.lock:
             self.ended = True

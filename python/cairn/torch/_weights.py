@@ -20,7 +20,7 @@ from cairn._messages import Described, Entry, FormatOptions, Reading, Want
 from cairn.reports import LoadReport
 from cairn.runs import Run
 from cairn.torch import _memory
-from cairn.torch._job import Caught, Job, Sharing, job, shares
+from cairn.torch._job import Caught, Job, Sharing, is_shared, job
 from cairn.torch._load import newest
 
 Slices = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None
@@ -80,7 +80,7 @@ def weights(path: str | os.PathLike[str] | Run, device: torch.device | str | int
     address = address_of(path)
     chosen = _recipe.message(recipe, config, reverse, variables)
     how: Reading = {"format": format, "format_options": format_options, "recipe": chosen}
-    together = shares(address, share, alone)
+    together = is_shared(address, share, alone)
     j, plan, save_id, sharing = None, [], "", None
     to = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     with Caught() as caught:
