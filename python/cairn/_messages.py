@@ -6,8 +6,12 @@ report are read by cairn.reports.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
+
+encode = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns the JSON of a part of a message."""
 
 FormatOptions: TypeAlias = Mapping[str, object]
 """Options of a format: booleans, integers and strings. docs/saver.md lists them, and the saver process checks them."""

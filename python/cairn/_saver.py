@@ -36,6 +36,7 @@ from cairn._messages import (
     Search,
     Source,
     Want,
+    encode,
 )
 from cairn._reply import Reply
 from cairn.errors import (
@@ -155,7 +156,7 @@ class Saver:
 
     def send(self, kind: str, encoded: Mapping[str, str] | None = None, **body: Any) -> None:
         """Sends a message. encoded has fields of its body that are JSON already."""
-        fields = [json.dumps(body, separators=(",", ":"))[1:-1],
+        fields = [encode(body)[1:-1],
                   *(f'"{name}":{value}' for name, value in (encoded or {}).items())]
         inside = ",".join(f for f in fields if f)
         text = f'{{"type":"{kind}","body":{{{inside}}}}}'.encode()

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._messages import Item
+from cairn._messages import Item, encode
 from cairn.torch import _memory
 from cairn.torch._pickled import value_item
 from cairn.torch._state import Leaf, Part, check_memory
-from cairn.torch._units import JOINED, SMALL, UNIT, Blob, Unit, encode, span
+from cairn.torch._units import JOINED, SMALL, UNIT, Blob, Unit, span
 
 _FULL = Unit(size=UNIT + 1)
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from cairn import errors, values
-from cairn._messages import Item
-from cairn.torch._units import encode
+from cairn._messages import Item, encode
 
 
 class Pickled:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from cairn import errors
-from cairn._messages import Item
+from cairn._messages import Item, encode
 from cairn.torch import _memory
 from cairn.torch._description import State, place_of
 from cairn.torch._job import Job
 from cairn.torch._pickled import value_item
 from cairn.torch._state import Leaf, Opened, Part, check, flatten, is_leaf, is_stateful, parts
-from cairn.torch._units import JOINED, Unit, encode
+from cairn.torch._units import JOINED, Unit
 
 
 def describe(j: Job, state: torch.nn.Module | Mapping[Any, Any], alone: bool, whole: bool = False) -> State:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from cairn._messages import Item
+from cairn._messages import Item, encode
 from cairn.torch import _memory
 
 SMALL = 1 << 20  # smaller memory is staged together, in units of up to UNIT bytes
@@ -17,8 +16,6 @@ STAMP = 64  # bytes before the blobs of a unit
 # Small tensors of these dtypes are joined as they are. Those of others are joined as bytes.
 JOINED = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
                     torch.int8, torch.uint8, torch.bool})
-
-encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(slots=True)

@@ -253,7 +253,7 @@ class _Stream:
 
     def _run(self) -> None:
         report = None
-        with Caught() as caught:  # one of the caller too, which has closed the iterator
+        with Caught() as caught:  # _Closed too
             self._job.memory.reclaim()
             report = self._saver.load(self._address, self._wants(), self._piece, settle=self._settle,
                                       share=self._sharing, save_id=self._save_id, **self._how)
