@@ -322,9 +322,9 @@ class Saver:
             self._cancel(reply)  # if it was Ctrl-C
 
     def newest(self, run: str, *, format: str | None = None, format_options: FormatOptions | None = None,
-               known: Known, search: Search | None = None, outcome: ErrorMessage | None = None) -> Found:
+               known: Known | None = None, search: Search | None = None, outcome: ErrorMessage | None = None) -> Found:
         """Returns a version of a run: the body of the message "found". The fields are of the message "newest"."""
-        look: Look = {"known": known}
+        look: Look = {"known": known or {}}
         if search is not None:
             look["search"] = search
         if outcome is not None:
