@@ -21,7 +21,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import cairn
 import cairn.torch
-import cairn.torch._save
+import cairn.torch._staging
 import cairn.torch._whole
 import digest
 import sharding
@@ -141,7 +141,7 @@ def late_fetch(path):
         send, said, got = job.saver.send, [], []
         job.saver.send = lambda kind, *_, **body: said.append((kind, body))  # it has not asked for this
         for item, offset in ((0, 5), (1, 2 * (3 * 1000 + 5))):
-            handle._staging.fetch({"fetch": 1, "item": item, "offset": offset, "length": 2, "at": job.arena.window})
+            handle._stage("fetch", {"fetch": 1, "item": item, "offset": offset, "length": 2, "at": job.arena.window})
             got.append(bytes(job.arena.view[job.arena.window:job.arena.window + 2]))
         job.saver.send = send
     finally:
@@ -156,7 +156,7 @@ def overtaken(path):
     """The state of a save is copied aside after the state of a later save, which has most of the memory."""
     cairn.torch.save({"x": torch.zeros(1)}, path)
     size = cairn.torch._job.job().arena.window * 11 // 20
-    run, later = cairn.torch._save.Staging.run, threading.Event()
+    run, later = cairn.torch._staging.Staging.run, threading.Event()
     order = []
 
     def delayed(self):
@@ -166,12 +166,12 @@ def overtaken(path):
         run(self)
         later.set()
 
-    cairn.torch._save.Staging.run = delayed
+    cairn.torch._staging.Staging.run = delayed
     try:
         handles = [cairn.torch.async_save({"x": torch.full((size,), n, dtype=torch.uint8)}, f"{path}-{n}",
                                           overlap=True) for n in (1, 2)]
     finally:
-        cairn.torch._save.Staging.run = run
+        cairn.torch._staging.Staging.run = run
     found = []
     for n, handle in enumerate(handles, 1):
         handle.result(LIMIT)
@@ -187,7 +187,7 @@ def fails_early(path):
     state = {"x": states.tensor("x", (1000, 100))}
     cairn.torch.save(state, path)
     arena = cairn.torch._job.job().arena
-    copy_units = cairn.torch._save.copy_units
+    copy_units = cairn.torch._staging.copy_units
     for _ in range(50):
         begun = threading.Event()
         handles, free = [], []
@@ -199,14 +199,14 @@ def fails_early(path):
             free.append(arena.largest())
             copy_units(*args)
 
-        cairn.torch._save.copy_units = late
+        cairn.torch._staging.copy_units = late
         try:
             handles.append(cairn.torch.async_save(state, path, overwrite=False, overlap=True))
             begun.set()
             found = []
             raises(found, "staged.result", cairn.ExistsError, lambda: handles[0].staged.result(LIMIT))
         finally:
-            cairn.torch._save.copy_units = copy_units
+            cairn.torch._staging.copy_units = copy_units
         free.append(arena.largest())
         if found or free[-1] != arena.window or any(n > arena.window - 400_000 for n in free[:-1]):
             return [*found, f"free were {free} of {arena.window}"]
@@ -222,7 +222,7 @@ def fails_late(path):
     state = {"x": states.tensor("x", (1000, 100))}
     cairn.torch.save(state, path)
     job = cairn.torch._job.job()
-    saver, copy = job.saver, cairn.torch._save.Staging.copy
+    saver, copy = job.saver, cairn.torch._staging.Staging.copy
 
     def interrupt(self, pending):
         copy(self, pending)
@@ -231,11 +231,11 @@ def fails_late(path):
     saver.process.send_signal(signal.SIGSTOP)  # so that it answers late
     try:
         found = []
-        cairn.torch._save.Staging.copy = interrupt
+        cairn.torch._staging.Staging.copy = interrupt
         try:
             raises(found, "the first save", KeyboardInterrupt, lambda: cairn.torch.async_save(state, f"{path}-1"))
         finally:
-            cairn.torch._save.Staging.copy = copy
+            cairn.torch._staging.Staging.copy = copy
         handle = cairn.torch.async_save(state, f"{path}-2")
     finally:
         saver.process.send_signal(signal.SIGCONT)
@@ -640,7 +640,7 @@ def before_staging(path, what, victim=1):
     """Saves step 1. In the save of step 2 a rank or its saver dies before its state is staged."""
     found = []
     cairn.torch.save(state_of(1), f"{path}/step-1", step=1)
-    run = cairn.torch._save.Staging.run
+    run = cairn.torch._staging.Staging.run
 
     def killing(self):
         if what == "rank":
@@ -650,10 +650,10 @@ def before_staging(path, what, victim=1):
         run(self)
 
     if dist.get_rank() == victim:
-        cairn.torch._save.Staging.run = killing
+        cairn.torch._staging.Staging.run = killing
     raises(found, f"rank {dist.get_rank()}: the save of step 2", (cairn.GoneError, cairn.SaverError),
            lambda: cairn.torch.async_save(state_of(2), f"{path}/step-2", step=2).result(LIMIT))
-    cairn.torch._save.Staging.run = run
+    cairn.torch._staging.Staging.run = run
     if what == "rank":
         raises(found, "the save of step 3", cairn.GoneError,
                lambda: cairn.torch.save({"x": torch.zeros(1)}, f"{path}/step-3"))
@@ -773,13 +773,13 @@ def ctrl_c(path):
     """Ctrl-C ends the wait for a save, and the save goes on."""
     found = []
     go_on = threading.Event()
-    run = cairn.torch._save.Staging.run
+    run = cairn.torch._staging.Staging.run
 
     def slow(self):
         go_on.wait(LIMIT)
         run(self)
 
-    cairn.torch._save.Staging.run = slow
+    cairn.torch._staging.Staging.run = slow
     x = torch.arange(9.0)
     handle = cairn.torch.async_save({"x": x}, path, overlap=True)
     interrupted(found, "result", handle.result)

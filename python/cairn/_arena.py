@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -135,11 +136,10 @@ class Arena:
         """Returns the offset of n bytes that have memory, or None if there is no room now."""
         at = self.reserve(n)
         if at is not None:
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.free, at, n)
                 self.back(at, at + _round(n))
-            except BaseException:
-                self.free(at, n)
-                raise
+                undo.pop_all()
         return at
 
     def free(self, at: int, n: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cairn import errors
+from cairn._messages import Entry, Want
 
 # The bytes of an element, the format of memoryviews in all supported Pythons, and the name that numpy has for it.
 DTYPES: dict[str, tuple[int, str | None, str | None]] = {
@@ -68,10 +69,10 @@ def box(shape: Sequence[int], index: Any) -> tuple[list[int], list[int], list[An
     return offsets, sizes, after
 
 
-def cut(entry: dict[str, Any], shape: list[int], offsets: list[int], sizes: list[int],
-        most: int = PIECE) -> Iterator[tuple[dict[str, Any], int]]:
+def cut(entry: Entry | Want, shape: list[int], offsets: list[int], sizes: list[int],
+        most: int = PIECE) -> Iterator[tuple[Want, int]]:
     """Yields the wants for a box, each of at most ``most`` bytes, and the offset of each in the bytes of the box."""
-    want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
+    want: Want = {"name": entry["name"], "dtype": entry["dtype"], "shape": shape}
     row = element_size(entry["dtype"])
     if math.prod(sizes) * row <= most:
         yield {**want, "offsets": offsets, "sizes": sizes, "nbytes": math.prod(sizes) * row}, 0

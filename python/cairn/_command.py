@@ -6,9 +6,9 @@ import json
 import subprocess
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from cairn import _saver, errors
+from cairn._messages import Answer
 
 # Kinds of errors that have no code.
 _KINDS: dict[str, type[errors.CairnError]] = {
@@ -18,7 +18,7 @@ _KINDS: dict[str, type[errors.CairnError]] = {
 }
 
 
-def run(command: str, flags: Sequence[str], *args: str) -> dict[str, Any]:
+def run(command: str, flags: Sequence[str], *args: str) -> Answer:
     """Runs a command and returns its answer, or raises its error. Lines that it prints besides are warnings."""
     program = _saver.binary()
     done = subprocess.run([program, command, "--json", *flags, "--", *args], stdin=subprocess.DEVNULL,
@@ -26,7 +26,7 @@ def run(command: str, flags: Sequence[str], *args: str) -> dict[str, Any]:
     # The object of an error is the last thing on stderr, and its first line is a brace alone.
     before, _, failure = f"\n{done.stderr}".rpartition("\n{\n") if done.returncode else (done.stderr, "", "")
     try:
-        answer: dict[str, Any] = json.loads("{" + failure if done.returncode else done.stdout)
+        answer: Answer = json.loads("{" + failure if done.returncode else done.stdout)
     except ValueError:  # the program was killed, or is another one
         raise errors.CairnError(f"{program} {command} has not answered; exit code {done.returncode} "
                                 f"{done.stderr.strip()}".rstrip()) from None

@@ -6,11 +6,11 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 from cairn import _command, _recipe
 from cairn._address import address_of
+from cairn._messages import RecipeMessage
 from cairn.errors import CairnError, OptionsError
 from cairn.reports import ConvertReport
 
@@ -47,16 +47,16 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: st
     if overwrite:
         flags.append("--overwrite")
     with tempfile.TemporaryDirectory(prefix="cairn-") as folder:
-        flags += _flags(chosen or {}, os.path.join(folder, "config.json"))
+        flags += _flags(chosen, os.path.join(folder, "config.json"))
         try:
             return ConvertReport.from_message(_command.run("convert", flags, address_of(src), address_of(dst)))
         except CairnError as e:  # here variables are arguments themselves
             raise type(e)(re.sub(r"variables={'(\w+)': (\w+)}", r"\1=\2", str(e)), e.codes) from None
 
 
-def _flags(recipe: Mapping[str, Any], config: str) -> list[str]:
+def _flags(recipe: RecipeMessage | None, config: str) -> list[str]:
     """Returns the flags for a recipe. Contents of a configuration are written to the file config."""
-    if not recipe:
+    if recipe is None:
         return []
     flags = [f"--recipe={recipe['name']}"]
     if recipe.get("reverse"):

@@ -15,7 +15,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _places: collections.OrderedDict[str, list[str]] = collections.OrderedDict()
 
 
-def begun(address: str, save_id: str) -> str:
+def note_begun(address: str, save_id: str) -> str:
     """Notes a save that begins, and returns its place. A later save may replace it, whatever becomes of it."""
     place = _real(address)
     with _lock:
@@ -29,7 +29,7 @@ def begun(address: str, save_id: str) -> str:
     return place
 
 
-def saved(place: str, begun_id: str, save_id: str) -> None:
+def note_saved(place: str, begun_id: str, save_id: str) -> None:
     """Notes that a save is complete which has begun with an id. save_id is the id that rank 0 has chosen."""
     with _lock:
         ids = _places.get(place, [])
@@ -37,15 +37,15 @@ def saved(place: str, begun_id: str, save_id: str) -> None:
             ids[:ids.index(begun_id) + 1] = [save_id, ""]
 
 
-def loaded(address: str, save_id: str) -> None:
+def note_loaded(address: str, save_id: str) -> None:
     """Notes a checkpoint that was loaded, maybe while saves to its place are under way."""
-    place = begun(address, save_id)
+    place = note_begun(address, save_id)
     with _lock:
         if place in _places:
             _places[place][:] = [save_id, "", *(i for i in _places[place] if i not in (save_id, ""))]
 
 
-def at(*addresses: str) -> list[str]:
+def ids_at(*addresses: str) -> list[str]:
     """Returns the ids of the saves at some addresses, which a save there may replace."""
     with _lock:
         return [i for address in addresses for i in _places.get(_real(address), [])]

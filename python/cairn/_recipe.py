@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn._address import address_of
+from cairn._messages import RecipeMessage
 from cairn.errors import OptionsError
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
@@ -18,14 +19,14 @@ _NAME = re.compile(r"auto|[A-Za-z_]\w*-to-[A-Za-z_]\w*(/[^/.]*)?", re.ASCII)
 
 
 def message(recipe: str | os.PathLike[str] | None, config: Config, reverse: bool,
-            variables: Mapping[str, Any] | None) -> dict[str, Any] | None:
+            variables: Mapping[str, Any] | None) -> RecipeMessage | None:
     """Returns the field "recipe" of a message to a saver process, or None for a checkpoint as it is."""
     if recipe is None:
         if config is not None or reverse or variables:
             raise OptionsError("config, reverse and variables are for a recipe: name it, such as "
                                "recipe='hf-to-titan/llama'", ("storage.options",))
         return None
-    out: dict[str, Any] = {"name": name_of(recipe)}
+    out: RecipeMessage = {"name": name_of(recipe)}
     if reverse:
         out["reverse"] = True
     if isinstance(config, Mapping):
@@ -44,13 +45,18 @@ def name_of(recipe: str | os.PathLike[str]) -> str:
     return address_of(recipe)
 
 
-def contents(config: Mapping[str, Any]) -> dict[str, Any]:
+def checked(recipe: RecipeMessage | None) -> RecipeMessage | None:
+    """Returns a recipe whose assumptions about the contents of the checkpoint are checked too."""
+    return None if recipe is None else {**recipe, "check": True}
+
+
+def contents(config: Mapping[str, Any]) -> dict[str, object]:
     """Returns a configuration without what JSON lacks: transformers may have dtypes and infinities in it."""
     try:
         text = json.dumps(dict(config), default=str)
     except (TypeError, ValueError) as e:  # keys that are tuples, or a dict that contains itself
         raise OptionsError(f"config is not a configuration that JSON can hold: {e}", ("storage.options",)) from None
-    parsed: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+    parsed: dict[str, object] = json.loads(text, parse_constant=lambda _: None)
     return parsed
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
+
+from cairn._messages import Body
+
+T = TypeVar("T")
 
 
-class Reply:
+class Reply(Generic[T]):
     """A future answer: a report or the body of a message. ``on`` is called for messages before it."""
 
-    def __init__(self, on: Callable[[str, dict[str, Any]], None] | None = None):
+    def __init__(self, on: Callable[[str, Body], None] | None = None):
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._settled = False
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[Callable[[], object]] = []
         self.on = on
         self.number = 0
-        self.body: Any = None
+        self.body: T | None = None
         self.error: BaseException | None = None
         self.explain: Callable[[BaseException], BaseException] | None = None  # returns another error
 
-    def settle(self, body: Any = None, error: BaseException | None = None) -> None:
+    def settle(self, body: T | None = None, error: BaseException | None = None) -> None:
         with self._lock:
             if self._settled:
                 return
@@ -32,20 +37,15 @@ class Reply:
             # An error of a function of the caller came before the answer, and counts.
             self.body, self.error, self._settled = body, self.error or error, True
             calls, self._calls = self._calls, []
-        failed = None
-        for call in calls:
-            try:
-                call()
-            except BaseException as e:  # the others are called too
-                failed = failed or e
-        self._done.set()
-        if failed is not None:
-            raise failed
+        with contextlib.ExitStack() as stack:  # all are called, also if one raises an error
+            stack.callback(self._done.set)
+            for call in reversed(calls):
+                stack.callback(call)
 
     def done(self) -> bool:
         return self._done.is_set()
 
-    def then(self, call: Callable[[], None]) -> None:
+    def then(self, call: Callable[[], object]) -> None:
         """Calls call when the answer arrives, before waiting threads continue."""
         with self._lock:
             if not self._settled:
@@ -63,10 +63,10 @@ class Reply:
                 return False
         return True
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Waits for the answer and returns it, or raises its error."""
         if not self.wait(timeout):
             raise TimeoutError("the saver process has not answered yet")
         if self.error is not None:
             raise self.error
-        return self.body
+        return self.body  # type: ignore[return-value]  # without an error, the answer is there

@@ -18,11 +18,26 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from cairn._address import address_of
 from cairn._arena import Arena, default_ceiling
+from cairn._messages import (
+    Body,
+    Described,
+    ErrorMessage,
+    FormatOptions,
+    Found,
+    Known,
+    Look,
+    Message,
+    RecipeMessage,
+    Search,
+    Source,
+    Want,
+    encode,
+)
 from cairn._reply import Reply
 from cairn.errors import (
     CairnError,
@@ -64,9 +79,17 @@ def _is_script(path: str) -> bool:
 
 
 # The outcomes that have a report. All others are the body of their message.
-_REPORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+_REPORTS: dict[str, Callable[[Mapping[str, Any]], SaveReport | UploadReport | LoadReport]] = {
     "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "loaded": LoadReport.from_message,
 }
+
+
+Subject: TypeAlias = tuple[str, int]
+"""What a message is about: ("load", n), ("generation", n), or ("upload", n) of a generation."""
+Piece: TypeAlias = Callable[[int, memoryview | None, tuple[str, bytes] | None], None]
+"""Takes a want that has arrived: its number, and its elements or the codec and the data of a value."""
+_Wanted: TypeAlias = tuple[int, Want, int | None]  # the number of a want, and its place in the arena
+_T = TypeVar("_T")
 
 
 class Sharing(Protocol):
@@ -92,15 +115,19 @@ class Saver:
         self._send_lock = threading.Lock()
         self._lock = threading.Lock()
         self._numbers = 0
-        self._waiting: dict[Any, Reply] = {}
+        self._waiting: dict[Subject, Reply[Any]] = {}
         # Replies of saves that may be over, for warnings about their runs, which come later.
-        self._saves: weakref.WeakValueDictionary[int, Reply] = weakref.WeakValueDictionary()
-        self._order: list[Reply] = []  # answers without a number: ready, listening, joined
+        self._saves: weakref.WeakValueDictionary[int, Reply[Any]] = weakref.WeakValueDictionary()
+        self._order: list[Reply[Body]] = []  # answers without a number: ready, listening, joined
         self._ended: CairnError | None = None
         self._pid = os.getpid()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _all.add(self)  # before there is a process, so that no child of a fork keeps the socket
-        try:
+        with theirs, contextlib.ExitStack() as undo:
+            if self._owns_arena:
+                undo.callback(self.arena.close)
+            undo.callback(self._sock.close)
+            undo.callback(self._fail, SaverError("the saver process did not start"))
             program = binary()
             fds = (theirs.fileno(), self.arena.fd)
             env = {**os.environ, "CAIRN_SAVER": f"{fds[0]},{fds[1]}"}
@@ -109,34 +136,27 @@ class Saver:
                 self.process = subprocess.Popen([program, "saver", title], stdin=subprocess.DEVNULL,
                                                 stdout=subprocess.DEVNULL,
                                                 stderr=stderr, pass_fds=fds, env=env, start_new_session=True)
-        except BaseException:
-            self._ended = SaverError("the saver process did not start")
-            self._sock.close()
-            if self._owns_arena:
-                self.arena.close()
-            raise
-        finally:
-            theirs.close()
+            undo.pop_all()
         # If nothing refers to this any more, the process ends too. When the interpreter ends, the system closes the
         # socket: callers must not hear of it before, and free memory that the process is still saving.
         weakref.finalize(self, _hang_up, self._sock).atexit = False
         self._reader = threading.Thread(target=_read_all, args=(weakref.ref(self), self._sock), name="cairn-saver",
                                         daemon=True)
         self._reader.start()
-        try:
-            self.ask("hello", version=VERSION).result(120)
-        except BaseException as e:
-            self.close(10)
-            if isinstance(e, SaverError):
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close, 10)
+            try:
+                self.ask("hello", version=VERSION).result(120)
+            except SaverError as e:
                 raise SaverError("the saver process has ended before it answered: "
                                  f"{program} may not be the program cairn") from e
-            raise
+            undo.pop_all()
 
     # Messages.
 
-    def send(self, kind: str, encoded: dict[str, str] | None = None, **body: Any) -> None:
+    def send(self, kind: str, encoded: Mapping[str, str] | None = None, **body: Any) -> None:
         """Sends a message. encoded has fields of its body that are JSON already."""
-        fields = [json.dumps(body, separators=(",", ":"))[1:-1],
+        fields = [encode(body)[1:-1],
                   *(f'"{name}":{value}' for name, value in (encoded or {}).items())]
         inside = ",".join(f for f in fields if f)
         text = f'{{"type":"{kind}","body":{{{inside}}}}}'.encode()
@@ -149,16 +169,17 @@ class Saver:
             self._fail(SaverError(f"the saver process has ended: {e}"))
             self._check()
         except BaseException:  # Ctrl-C: the saver may have received a part of the message
-            self._fail(SaverError("a message to the saver process was interrupted"))
-            _hang_up(self._sock)
+            self._interrupt()
             raise
 
-    def ask(self, kind: str, **body: Any) -> Reply:
+    def _interrupt(self) -> None:
+        """Gives the conversation up, after a message of which the saver may have received a part."""
+        self._fail(SaverError("a message to the saver process was interrupted"))
+        _hang_up(self._sock)
+
+    def ask(self, kind: str, **body: Any) -> Reply[Body]:
         """Sends a message whose answer has no number."""
-        reply = Reply()
-        with self._lock:
-            self._check()
-            self._order.append(reply)
+        reply = self.expect()
         self.send(kind, **body)
         return reply
 
@@ -168,8 +189,8 @@ class Saver:
             self._numbers += 1
             return self._numbers
 
-    def begin(self, subject: tuple[str, int], reply: Reply, kind: str, encoded: dict[str, str] | None = None,
-              **body: Any) -> Reply:
+    def begin(self, subject: Subject, reply: Reply[_T], kind: str, encoded: Mapping[str, str] | None = None,
+              **body: Any) -> Reply[_T]:
         """Sends a message whose answer has a number: ("load", n) or ("generation", n). send describes encoded."""
         reply.number = subject[1]
         with self._lock:
@@ -184,14 +205,13 @@ class Saver:
                 self._waiting.pop(subject, None)
             raise
         except BaseException:  # Ctrl-C: the process may be using the memory that the message names
-            self._fail(SaverError("a message to the saver process was interrupted"))
-            _hang_up(self._sock)
+            self._interrupt()
             raise
         return reply
 
-    def expect_upload(self, number: int) -> Reply:
+    def expect_upload(self, number: int) -> Reply[UploadReport]:
         """Returns the future outcome of the upload of a save that is about to begin."""
-        reply = Reply()
+        reply: Reply[UploadReport] = Reply()
         with self._lock:
             self._check()
             self._waiting["upload", number] = reply
@@ -205,7 +225,7 @@ class Saver:
         """Reports whether the process can be asked for something."""
         return self._ended is None and self._pid == os.getpid()
 
-    def _receive(self, kind: str, body: dict[str, Any]) -> None:
+    def _receive(self, kind: str, body: Body) -> None:
         if kind in ("ready", "listening", "joined"):
             self._answer(body)
             return
@@ -213,7 +233,7 @@ class Saver:
             self._fail(from_message(body["error"]))
             return
         if body.get("generation"):
-            subject = ("upload" if kind == "uploaded" else "generation", body["generation"])
+            subject: Subject = ("upload" if kind == "uploaded" else "generation", body["generation"])
         elif body.get("load"):
             subject = ("load", body["load"])
         else:
@@ -246,21 +266,21 @@ class Saver:
         elif (on := reply.on) is not None:
             try:
                 on(kind, body)
-            except BaseException as e:  # the request fails with the error of the caller's function
+            except BaseException as e:  # of the caller's function, of any class: the request fails with it
                 reply.on, reply.error = None, e
                 if subject[0] == "load":
                     self._cancel(reply)
 
-    def _answer(self, body: dict[str, Any] | None, error: CairnError | None = None) -> None:
+    def _answer(self, body: Body | None, error: CairnError | None = None) -> None:
         with self._lock:
             # rank 0 receives "listening" and "joined" for one message
             reply = self._order.pop(0) if self._order else None
         if reply is not None:
             reply.settle(body, error)
 
-    def expect(self) -> Reply:
-        """Returns the next answer without a number, for messages that have two."""
-        reply = Reply()
+    def expect(self) -> Reply[Body]:
+        """Returns the next answer without a number. Some messages have two."""
+        reply: Reply[Body] = Reply()
         with self._lock:
             self._check()
             self._order.append(reply)
@@ -276,14 +296,13 @@ class Saver:
 
     # Reading.
 
-    def describe(self, store: str, format: str | None = None,
-                 format_options: dict[str, Any] | None = None,
-                 recipe: dict[str, Any] | None = None, keep: int = 0) -> dict[str, Any]:
+    def describe(self, store: str, format: str | None = None, format_options: FormatOptions | None = None,
+                 recipe: RecipeMessage | None = None, keep: int = 0) -> Described:
         """Returns what a checkpoint holds: the body of the message "described"."""
         return self._describe(_source(store, format, format_options, recipe, keep))[0]
 
-    def hold(self, store: str, format: str | None = None, format_options: dict[str, Any] | None = None,
-             recipe: dict[str, Any] | None = None, keep: int = 0) -> tuple[dict[str, Any], Callable[[], None]]:
+    def hold(self, store: str, format: str | None = None, format_options: FormatOptions | None = None,
+             recipe: RecipeMessage | None = None, keep: int = 0) -> tuple[Described, Callable[[], None]]:
         """Returns what describe does, and a function that closes the checkpoint. Until then it stays open."""
         described, number = self._describe({**_source(store, format, format_options, recipe, keep), "hold": True})
 
@@ -293,32 +312,33 @@ class Saver:
 
         return described, release
 
-    def _describe(self, source: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        reply = self.begin(("load", self.number()), Reply(), "describe", **source)
+    def _describe(self, source: Source) -> tuple[Described, int]:
+        reply: Reply[Described] = self.begin(("load", self.number()), Reply(), "describe", **source)
         try:
             return reply.result(), reply.number
         except NotFoundError as e:
             raise _hinted(e, source["store"]) from None
-        except BaseException:
+        finally:
             self._cancel(reply)  # if it was Ctrl-C
-            raise
 
-    def newest(self, run: str, *, format: str | None = None, format_options: dict[str, Any] | None = None,
-               **fields: Any) -> dict[str, Any]:
-        """Returns a version of a run: the body of the message "found". fields are of the message "newest"."""
-        reply = self.begin(("load", self.number()), Reply(), "newest", **_source(run, format, format_options, None),
-                           **fields)
+    def newest(self, run: str, *, format: str | None = None, format_options: FormatOptions | None = None,
+               known: Known | None = None, search: Search | None = None, outcome: ErrorMessage | None = None) -> Found:
+        """Returns a version of a run: the body of the message "found". The fields are of the message "newest"."""
+        look: Look = {"known": known or {}}
+        if search is not None:
+            look["search"] = search
+        if outcome is not None:
+            look["outcome"] = outcome
+        source = _source(run, format, format_options, None)
+        reply: Reply[Found] = self.begin(("load", self.number()), Reply(), "newest", **source, **look)
         try:
-            found: dict[str, Any] = reply.result()
-        except BaseException:
+            return reply.result()
+        finally:
             self._cancel(reply)  # if it was Ctrl-C
-            raise
-        return found
 
-    def load(self, store: str, wants: Iterable[dict[str, Any] | None],
-             piece: Callable[[int, memoryview | None, Any], None], *,
-             format: str | None = None, format_options: dict[str, Any] | None = None, allow_missing: bool = False,
-             save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None, keep: int = 0,
+    def load(self, store: str, wants: Iterable[Want | None], piece: Piece, *,
+             format: str | None = None, format_options: FormatOptions | None = None, allow_missing: bool = False,
+             save_id: str = "", cast: str = "in-range", recipe: RecipeMessage | None = None, keep: int = 0,
              settle: Callable[[BaseException | None], None] = lambda error: None,
              share: Sharing | None = None) -> LoadReport:
         """Reads parts of a checkpoint.
@@ -336,9 +356,10 @@ class Saver:
         if cast not in CASTS:
             raise OptionsError(f"cast is {cast!r}; want one of {', '.join(CASTS)}", ("storage.options",))
         begun = time.monotonic()
-        source = {**_source(store, format, format_options, recipe, keep), "cast": cast}
-        under_way: list[Reply] = []
-        batch: list[tuple[int, dict[str, Any], int | None]] = []
+        source = _source(store, format, format_options, recipe, keep)
+        source["cast"] = cast
+        under_way: list[Reply[LoadReport]] = []
+        batch: list[_Wanted] = []
         # Memory that is used again is faster than new memory, so a load takes little new memory.
         limit = max(_LOAD_MEMORY, sum(hi - lo for lo, hi in self.arena.backed))
         size = used = 0  # bytes of the batch, and of all batches
@@ -362,7 +383,7 @@ class Saver:
             reply.then(functools.partial(over, reply, size))
             size = 0
 
-        def over(reply: Reply, n: int) -> None:
+        def over(reply: Reply[LoadReport], n: int) -> None:
             nonlocal used
             if reply.error is not None:
                 failed.append(reply.error)
@@ -402,13 +423,13 @@ class Saver:
                 start()
             while share is not None and share.step(False):
                 send()  # nothing: another rank has more to load
-            received: list[LoadReport] = [reply.result() for reply in under_way]
+            received = [reply.result() for reply in under_way]
             if len(saves := {r.save_id for r in received} | ({save_id} if save_id else set())) > 1:
                 raise ChangedError(f"{store} was replaced while it was being loaded: it had one of the saves "
                                    f"{sorted(saves)}, "
                                    "and then another", ("storage.changed",))
             return LoadReport.total(received, time.monotonic() - begun)
-        except BaseException as e:
+        except BaseException as e:  # Ctrl-C too: when this returns, nothing uses the tensors of the caller
             for _, want, at in batch:
                 if at is not None:
                     self.arena.free(at, want["nbytes"])
@@ -422,9 +443,8 @@ class Saver:
                 reply.wait(max(0, end - time.monotonic()))
             raise
 
-    def _start(self, batch: list[tuple[int, dict[str, Any], int | None]],
-               piece: Callable[[int, memoryview | None, Any], None], allow_missing: bool,
-               source: dict[str, Any], settle: Callable[[BaseException | None], None]) -> Reply:
+    def _start(self, batch: Sequence[_Wanted], piece: Piece, allow_missing: bool, source: Source,
+               settle: Callable[[BaseException | None], None]) -> Reply[LoadReport]:
         """Sends a load. The memory of its wants is free when the load is over, and settle has returned."""
         items = []
         for _, want, at in batch:
@@ -433,7 +453,7 @@ class Saver:
                 item["at"] = at
             items.append(item)
 
-        def arrived(kind: str, body: dict[str, Any]) -> None:
+        def arrived(kind: str, body: Body) -> None:
             if kind != "piece":
                 return
             index, want, at = batch[body["item"]]
@@ -445,22 +465,23 @@ class Saver:
         def over() -> None:
             try:
                 settle(reply.error)
-            except BaseException as e:  # it fails the load
+            except Exception as e:  # it fails the load
                 reply.error = reply.error or e
-            for _, want, at in batch:
-                if at is not None:
-                    self.arena.free(at, want["nbytes"])
+            finally:
+                for _, want, at in batch:
+                    if at is not None:
+                        self.arena.free(at, want["nbytes"])
 
-        reply = Reply(arrived)
+        reply: Reply[LoadReport] = Reply(arrived)
         reply.then(over)
-        try:
-            return self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing,
-                              **source)
-        except BaseException as e:
-            reply.settle(error=e)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(reply.settle, None, SaverError("the load was not sent"))
+            self.begin(("load", self.number()), reply, "load", items=items, allow_missing=allow_missing, **source)
+            undo.pop_all()
+        return reply
 
-    def _cancel(self, reply: Reply) -> None:
+    def _cancel(self, reply: Reply[Any]) -> None:
+        """Cancels a load, a description or a search, unless it is over."""
         with contextlib.suppress(CairnError):
             if not reply.done():
                 self.send("cancel", load=reply.number)
@@ -512,14 +533,13 @@ def _hinted(error: NotFoundError, store: str) -> NotFoundError:
     return NotFoundError(f"{error}. {hint}", error.codes)
 
 
-def _source(store: str, format: str | None, options: dict[str, Any] | None,
-            recipe: dict[str, Any] | None, keep: int = 0) -> dict[str, Any]:
-    out: dict[str, Any] = {"store": address_of(store)}
+def _source(store: str, format: str | None, options: FormatOptions | None, recipe: RecipeMessage | None,
+            keep: int = 0) -> Source:
+    out: Source = {"store": address_of(store)}
     if format:
         out["format"] = format
     if options and not format and "base" in options:  # of versions of slime, which are of two formats
-        options = dict(options)
-        out["base"] = options.pop("base")
+        out["base"], options = options["base"], {name: v for name, v in options.items() if name != "base"}
     if options:
         out["format_options"] = options
     if recipe:
@@ -548,22 +568,22 @@ def _read_all(saver: weakref.ref[Saver], sock: socket.socket) -> None:
             (n,) = struct.unpack("<I", _read_exactly(sock, 4))
             if n > _MAX_FRAME:
                 raise EOFError
-            message = json.loads(_read_exactly(sock, n))
+            message: Message = json.loads(_read_exactly(sock, n))
             s = saver()
             if s is None:
                 return
-            s._receive(message["type"], message.get("body") or {})
+            s._receive(message["type"], message.get("body", {}))
             del s
     except (EOFError, OSError):
         pass
-    except BaseException as e:  # a bug must not leave callers waiting
+    except Exception as e:
         error = SaverError(f"the conversation with the saver process has failed: {e!r}")
         error.__cause__ = e
-    finally:
+    finally:  # also after a bug, no caller waits
         sock.close()
-    s = saver()
-    if s is not None:
-        s._fail(error)
+        s = saver()
+        if s is not None:
+            s._fail(error)
 
 
 # Every saver of this process, for forks.

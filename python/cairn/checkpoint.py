@@ -12,10 +12,11 @@ from typing import Any
 
 from cairn import _address, _command, _recipe, _saver, errors, values
 from cairn._boxes import DTYPES, PIECE, box, cut, element_size
+from cairn._messages import Entry, FormatOptions, Reading, RecipeMessage, Want
 
 
 def open(path: str | os.PathLike[str], *, framework: str | None = None, format: str | None = None,
-         format_options: dict[str, Any] | None = None, recipe: str | os.PathLike[str] | None = None,
+         format_options: FormatOptions | None = None, recipe: str | os.PathLike[str] | None = None,
          config: _recipe.Config = None, reverse: bool = False,
          variables: Mapping[str, Any] | None = None, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint of any format that cairn reads: the path of a folder or a file, or file:///path.
@@ -63,15 +64,15 @@ class Checkpoint(Mapping[str, Any]):
     """
 
     def __init__(self, path: str, framework: str | None = None, format: str | None = None,
-                 format_options: dict[str, Any] | None = None, recipe: dict[str, Any] | None = None,
+                 format_options: FormatOptions | None = None, recipe: RecipeMessage | None = None,
                  allow_pickle: bool = False):
         if framework not in (None, "numpy", "torch", "memory"):
             raise errors.OptionsError(f"framework is {framework!r}; it may be 'numpy', 'torch' or 'memory'")
         self.path, self.framework = path, framework
         self._store = _address.address_of(path)  # the working directory may change
-        self._source: dict[str, Any] = {"format": format, "format_options": format_options, "recipe": recipe}
-        checked = {**recipe, "check": True} if recipe else None  # once, not for each read
-        d = _saver.shared().describe(self._store, format, format_options, checked)
+        self._reading: Reading = {"format": format, "format_options": format_options, "recipe": recipe}
+        # The recipe is checked once, not for each read.
+        d = _saver.shared().describe(self._store, format, format_options, _recipe.checked(recipe))
         self.format: str = d.get("format", "")
         self.step: int | None = d.get("step")
         self.save_id: str = d.get("save_id", "")
@@ -81,7 +82,7 @@ class Checkpoint(Mapping[str, Any]):
         self.world_size: int = d.get("world_size", 0)
         self.notes: list[str] = d.get("notes") or []
         self.missing: list[str] = d.get("missing") or []
-        self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in d.get("entries") or []}
+        self._entries: dict[str, Entry] = {e["name"]: e for e in d.get("entries") or []}
         self._allow_pickle, self._described = allow_pickle, set[str]()
         self._closed = False
 
@@ -107,7 +108,7 @@ class Checkpoint(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def entry(self, name: str) -> dict[str, Any]:
+    def entry(self, name: str) -> Entry:
         """Returns the description of a tensor or a value, as docs/saver.md has it."""
         try:
             return self._entries[name]
@@ -169,8 +170,13 @@ class Checkpoint(Mapping[str, Any]):
                 out[n] = values.decode(e["codec"], data)
             else:
                 far.append(n)
+
+        def piece(i: int, _: memoryview | None, value: tuple[str, bytes] | None) -> None:
+            assert value is not None
+            out[far[i]] = values.decode(*value)
+
         if far:
-            self._load([{"name": n} for n in far], lambda i, _, value: out.__setitem__(far[i], values.decode(*value)))
+            self._load([{"name": n} for n in far], piece)
         return {n: self._made(n, v) for n, v in out.items()}
 
     def _made(self, name: str, v: Any) -> Any:
@@ -193,15 +199,16 @@ class Checkpoint(Mapping[str, Any]):
         if self._closed:
             raise ValueError(f"the checkpoint {self.path} is closed")
 
-    def _load(self, wants: Sequence[dict[str, Any]], piece: Callable[[int, memoryview | None, Any], None]) -> None:
-        _saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._source)
+    def _load(self, wants: Sequence[Want], piece: _saver.Piece) -> None:
+        _saver.shared().load(self._store, wants, piece, save_id=self.save_id, **self._reading)
 
     def read(self, boxes: Sequence[tuple[str, tuple[Sequence[int], Sequence[int]] | None]], *,
              framework: str | None = None, device: Any = None) -> list[Any]:
         """Reads boxes of tensors: names with (offsets, sizes), or None for all of a tensor."""
         self._check()
         kind = framework or self.framework or _default_framework()
-        wants, results, targets = [], [], []
+        wants: list[Want] = []
+        results, targets = [], []
         most = min(PIECE, _saver.shared().arena.window // 2)
         for name, part in boxes:
             e = self.entry(name)
@@ -225,7 +232,7 @@ class Checkpoint(Mapping[str, Any]):
         return [r() for r in results]
 
 
-def _held(entry: dict[str, Any]) -> bytes | None:
+def _held(entry: Entry) -> bytes | None:
     """Returns the bytes of a value, if they are small enough to be part of its description."""
     data = base64.b64decode(entry.get("data") or "")
     return data if len(data) == entry.get("bytes", 0) else None
@@ -276,7 +283,7 @@ class Tensor:
     [[2.0, 3.0], [4.0, 5.0]]
     """
 
-    def __init__(self, checkpoint: Checkpoint, entry: dict[str, Any]):
+    def __init__(self, checkpoint: Checkpoint, entry: Entry):
         self._checkpoint, self._entry = checkpoint, entry
         self.name: str = entry["name"]
         self.dtype: str = entry["dtype"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cairn._messages import ErrorMessage
 
 
 class CairnError(Exception):
@@ -141,7 +144,7 @@ _ARGUMENTS = (
 )
 
 
-def from_message(error: dict[str, Any]) -> CairnError:
+def from_message(error: ErrorMessage) -> CairnError:
     """Returns the error of a message of the saver process or of a command."""
     codes, text = tuple(error.get("codes") or ()), error.get("text", "")
     if any(code.startswith("recipe.") for code in codes):

@@ -29,6 +29,7 @@ from cairn._address import address_of, split_address
 from cairn.runs import Member, Run
 from cairn.torch._handle import Handle
 from cairn.torch._removal import Remover
+from cairn.torch._state import StateDict
 from cairn.torch._whole import async_save_whole, load_whole
 
 if "lightning_fabric" in sys.modules and "lightning.fabric" not in sys.modules:
@@ -74,7 +75,7 @@ class CheckpointIO(_CheckpointIO):
         self._outside = False  # a checkpoint was saved outside of the run
         self._saves: dict[str, Handle] = {}  # to the run, by the paths that Lightning has named
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
+    def save_checkpoint(self, checkpoint: StateDict, path: str | os.PathLike[str],
                         storage_options: Any | None = None) -> None:
         """Saves what Lightning has collected. Only rank 0 calls it."""
         if storage_options is not None:
@@ -86,7 +87,7 @@ class CheckpointIO(_CheckpointIO):
         self._handle = async_save_whole(checkpoint, target, step if isinstance(step, int) else None, alone=True,
                                         metrics=_metrics(checkpoint),
                                         overwrite=self.overwrite or address_of(path) in self._before or None)
-        self._remover.saved(self._handle)
+        self._remover.note_save(self._handle)
         if isinstance(target, Member):
             self._saves[target.path] = self._handle
         if not self.background:
@@ -113,7 +114,7 @@ class CheckpointIO(_CheckpointIO):
         return address
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None,
-                        weights_only: bool | None = None) -> dict[str, Any]:
+                        weights_only: bool | None = None) -> StateDict:
         """Returns a checkpoint that save_checkpoint saved. It waits if the checkpoint is still being written."""
         self._settle()
         if not isinstance(map_location, (str, int, torch.device, type(None))):
@@ -152,7 +153,7 @@ class CheckpointIO(_CheckpointIO):
             self._remover.settle(last)
 
 
-def _named(checkpoint: dict[str, Any]) -> set[str]:
+def _named(checkpoint: StateDict) -> set[str]:
     """Returns the checkpoints that ModelCheckpoint had saved, which it replaces when the training goes on."""
     out: set[str] = set()
     for state in (checkpoint.get("callbacks") or {}).values():
@@ -164,7 +165,7 @@ def _named(checkpoint: dict[str, Any]) -> set[str]:
     return out
 
 
-def _metrics(checkpoint: dict[str, Any]) -> dict[str, float]:
+def _metrics(checkpoint: StateDict) -> dict[str, float]:
     """Returns the values that ModelCheckpoint monitors, by name."""
     out: dict[str, float] = {}
     for state in (checkpoint.get("callbacks") or {}).values():

@@ -11,6 +11,7 @@ keeps: docs/runs.md describes it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import operator
 import os
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cairn import _command, _ours, checkpoint as _checkpoint, errors
 from cairn._address import address_of, join_address, split_address
-from cairn.reports import PruneReport, RunCheckpoint, SyncReport
+from cairn._messages import InRun
+from cairn.reports import Copy, Pruned, PruneReport, RunCheckpoint, SyncReport
 
 if TYPE_CHECKING:
     from cairn.torch import Handle
 
 _T = TypeVar("_T")
+_Copy = TypeVar("_Copy", Copy, Pruned)
 __all__ = ["Member", "Policy", "Rule", "Run", "at_most", "best", "every", "last", "left", "loaded", "remove_one",
            "tagged", "within"]
 
@@ -133,7 +136,7 @@ def _word(text: str) -> str:
     return text
 
 
-def _text(policy: Policy | None) -> str:
+def policy_text(policy: Policy | None) -> str:
     """Returns the text of a policy. It is empty if there is none."""
     if policy is None:
         return ""
@@ -160,7 +163,7 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     has this policy already: then the first save with the metric may be still to come. A policy of remote asks for
     the metrics of both.
     """
-    if not (text := _text(policy)):
+    if not (text := policy_text(policy)):
         return text
     normal = _normal(text)
     if "best" not in normal or any("://" in place for place in (run, remote or "")) or not os.path.isdir(run):
@@ -262,7 +265,7 @@ class Run:
         """Whether the saver processes keep the bytes of the last save in memory."""
         if remember and (alone or remote is not None):
             raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
-        self._due: Due | None = None if save is None else Due(_normal(_text(save)))
+        self._due: Due | None = None if save is None else Due(_normal(policy_text(save)))
 
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
@@ -280,7 +283,7 @@ class Run:
             found = _command.run("log", self._flags(), self.path)["checkpoints"]
         except errors.NotFoundError:
             return []
-        return [RunCheckpoint.from_message(self._complete(c)) for c in found]
+        return [self._addressed(RunCheckpoint.from_message(c)) for c in found]
 
     def latest(self, *, wait: bool = False, timeout: float | None = None) -> str | None:
         """Returns the path or the URL of the newest complete checkpoint, or None if there is none.
@@ -313,9 +316,9 @@ class Run:
             done = _command.run("prune", flags, self.path)
         except errors.NotFoundError:  # there are no checkpoints
             return PruneReport()
-        for where, root in ("local", self.path), ("remote", self.remote):
-            done[where] = [_addressed(p, root) for p in done.get(where) or ()]
-        return PruneReport.from_message(done)
+        report = PruneReport.from_message(done)
+        return dataclasses.replace(report, local=tuple(_addressed(p, p.name, self.path) for p in report.local),
+                                   remote=tuple(_addressed(p, p.name, self.remote) for p in report.remote))
 
     def rewind(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint) -> RunCheckpoint:
         """Makes the run go on from an older checkpoint, and returns it. No checkpoint is removed by this.
@@ -422,7 +425,7 @@ class Run:
             found = _command.run("log", [*remote, f"--best={text}"], self.path)["checkpoints"]
         except errors.OptionsError as e:  # without the name of the flag
             raise errors.OptionsError(str(e).removeprefix("--best: "), e.codes) from None
-        return RunCheckpoint.from_message(self._complete(found[0]))
+        return self._addressed(RunCheckpoint.from_message(found[0]))
 
     def save_if_due(self, state: Mapping[Any, Any], step: int, **options: Any) -> Handle | None:
         """Saves a state in the background if the policy ``save`` of the run says so. All ranks call it in each step.
@@ -506,15 +509,16 @@ class Run:
         flags = [f"--remote={self.remote}"] if self.remote else []
         return [*flags, f"--keep-remote={self.keep_remote}"] if self.keep_remote else flags
 
-    def _complete(self, m: dict[str, Any]) -> dict[str, Any]:
-        """Returns a checkpoint of a message with the addresses of its copies."""
-        return {**m, **{where: _addressed({"name": m["name"], **m[where]}, root)
-                        for where, root in (("local", self.path), ("remote", self.remote)) if m.get(where)}}
+    def _addressed(self, c: RunCheckpoint) -> RunCheckpoint:
+        """Returns a checkpoint with the addresses of its copies."""
+        local, remote = (None if copy is None else _addressed(copy, c.name, root)
+                         for copy, root in ((c.local, self.path), (c.remote, self.remote)))
+        return dataclasses.replace(c, local=local, remote=remote)
 
 
-def _addressed(m: dict[str, Any], root: str | None) -> dict[str, Any]:
-    """Returns a message about a copy with its address. Messages leave out the query of a URL, which may be secret."""
-    return m if root is None else {**m, "path": join_address(root, m["name"])}
+def _addressed(copy: _Copy, name: str, root: str | None) -> _Copy:
+    """Returns a copy with its address. Messages leave out the query of a URL, which may be secret."""
+    return copy if root is None else dataclasses.replace(copy, path=join_address(root, name))
 
 
 def remove_one(address: str, force: bool = False, tagged_too: bool = False, dry_run: bool = False) -> None:
@@ -542,13 +546,16 @@ class Member:
         """The address in the remote run, if there is one."""
         return None if self.run.remote is None else join_address(self.run.remote, self.name)
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> InRun:
         """Returns the field "run" of the message of a save, with the checkpoint that was loaded since the last save.
 
         It forgets that checkpoint: the save after this one goes on from this one.
         """
-        policies = {"keep": self.run.keep, "keep_remote": self.run.keep_remote}
-        message: dict[str, Any] = {name: text for name, text in policies.items() if text}
+        message: InRun = {}
+        if self.run.keep:
+            message["keep"] = self.run.keep
+        if self.run.keep_remote:
+            message["keep_remote"] = self.run.keep_remote
         if not self.run.alone and self.run.remote is None:
             message["refer"] = True
             if self.run.remember:
@@ -564,7 +571,7 @@ _loaded: dict[str, dict[str, str]] = {}  # checkpoints since the last save to th
 
 def loaded(address: str, save_id: str) -> None:
     """Notes that this process goes on from a checkpoint. A later load from the same run replaces it."""
-    _ours.loaded(address, save_id)
+    _ours.note_loaded(address, save_id)
     above, name = split_address(address)
     if name:
         _loaded[above] = {"folder": name, "save_id": save_id}

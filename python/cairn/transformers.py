@@ -17,7 +17,6 @@ folder in between. It needs the package ``transformers``.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import copy
 import dataclasses
@@ -30,7 +29,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -40,12 +39,15 @@ import cairn
 import cairn.torch
 from cairn import errors, names as _names
 from cairn._address import address_of, join_address, split_address
+from cairn._messages import FormatOptions
 from cairn._saver import binary
 from cairn.runs import Member, Run
-from cairn.torch._job import distributed, first_says
+from cairn.torch._handle import failure
+from cairn.torch._job import broadcast, distributed
 from cairn.torch._load import newest
 from cairn.torch._perrank import RandomState, random_states
 from cairn.torch._removal import Remover, Target
+from cairn.torch._state import StateDict
 from cairn.torch._whole import async_save_whole, load_whole
 
 _STATE_FILE = "trainer_state.json"  # that the Trainer reads
@@ -81,7 +83,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._paths: dict[int | None, str] = {}  # of the checkpoints of this training, by step
         self._answer: str | None = None  # what resume has returned
-        self._random: dict[str, Any] = {}  # its states of the random number generators, by rank
+        self._random: dict[str, StateDict] = {}  # its states of the random number generators, by rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
         if not hasattr(transformers.Trainer.train, "_cairn"):
             transformers.Trainer.train = _resuming(transformers.Trainer.train)
@@ -94,7 +96,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if that is newer. It waits for saver processes that have outlived their trainers, and prints which
         checkpoint it is.
         """
-        found = first_says("latest", lambda: _newest(self.run or Run(self._run(trainer.args))))
+        found = broadcast("latest", lambda: _newest(self.run or Run(self._run(trainer.args))))
         self._answer = None if found is None else self._prepare(trainer, found)
         return self._answer
 
@@ -187,8 +189,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         optimizer, rank = kwargs["optimizer"], _rank()
         if args.load_best_model_at_end:
             state.best_model_checkpoint = self._best(args, state)  # at the end, the Trainer calls _load_best
-        whole: dict[str, Any] = {**_state(kwargs["model"], _bare(optimizer)),
-                                 "random": {str(rank): random_states(every_device=True)}}
+        whole: StateDict = {**_state(kwargs["model"], _bare(optimizer)),
+                            "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
             if self._files is None:
                 self._files = _files(kwargs["model"], kwargs.get("processing_class"))
@@ -206,7 +208,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         if rank == 0 and self._files is not None and (config := self._files.get(_CONFIG_FILE)):
             self._handle.add_done_callback(functools.partial(_explain, config))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
-            self._remover.saved(self._handle)
+            self._remover.note_save(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
                                                                 args.save_total_limit,
                                                                 split_address(self._best(args, state))[1]))
@@ -291,7 +293,7 @@ def from_checkpoint(path: str | os.PathLike[str] | Run, model_class: Any = None,
                     dtype: torch.dtype | str | None = None, device: torch.device | str | int | None = None,
                     prefix: str | None = None, strict: bool = True, recipe: str | os.PathLike[str] | None = None,
                     reverse: bool = False, variables: Mapping[str, Any] | None = None, format: str | None = None,
-                    format_options: dict[str, Any] | None = None, share: bool | None = None, alone: bool = False,
+                    format_options: FormatOptions | None = None, share: bool | None = None, alone: bool = False,
                     **kwargs: Any) -> Any:
     """Builds a model from a checkpoint of any format that cairn reads, as ``from_pretrained`` builds it from a folder.
 
@@ -392,7 +394,7 @@ def _prefix(names: Iterable[str], known: set[str], path: str) -> str:
     return best[0]
 
 
-def _refuse(info: dict[str, Any], path: str, model: str) -> None:
+def _refuse(info: Mapping[str, Collection[Any]], path: str, model: str) -> None:
     """Raises an error if a model was not filled, or not with all."""
     def some(names: Iterable[Any]) -> str:
         names = sorted(names)
@@ -488,7 +490,7 @@ def _is_sharded(model: Any) -> bool:
         or any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
 
 
-def _state(model: Any, optimizer: Any) -> dict[str, Any]:
+def _state(model: Any, optimizer: Any) -> StateDict:
     """Returns the state of a model and an optimizer to save. If sharded, the optimizer has names for parameters."""
     if not _is_sharded(model):
         return {"model": model, "optimizer": optimizer}
@@ -509,7 +511,7 @@ def _load(model: Any, optimizer: Any, path: str) -> None:
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     weights, moments = get_state_dict(model, optimizer)
-    groups: list[dict[str, Any]] = moments["param_groups"]  # type: ignore[assignment]
+    groups: list[StateDict] = moments["param_groups"]  # type: ignore[assignment]
     params = [group.pop("params") for group in groups]
     numbers = {}
     if numbered:
@@ -558,8 +560,7 @@ def _explain(config: bytes, handle: cairn.torch.Handle) -> None:
 
     A removal of the checkpoint removes the file too. A config.json of another program stays as it is.
     """
-    # This way of asking for the error does not count as having seen it.
-    if concurrent.futures.Future.exception(handle) is not None or "://" in handle.path:
+    if failure(handle) is not None or "://" in handle.path:
         return
     text = {**json.loads(config), "transformers_weights": "cairn.transformers.from_checkpoint loads this checkpoint, "
             "and cairn.transformers.export writes a copy of its model for from_pretrained"}

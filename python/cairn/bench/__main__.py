@@ -36,9 +36,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TypedDict
 
-from cairn.bench import publish, share, table, weights
+from cairn.bench import publish, share, steps, table, weights
 from cairn.errors import CairnError
 
 EXAMPLES = """examples:
@@ -56,8 +56,40 @@ ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetenso
 
 MORE = ["weights", "share", "publish"]  # that --only names
 
-COLUMNS = [("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
-           ("load_warm_gbs", "load warm"), ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
+COLUMNS: list[tuple[table.Figure, str]] = [
+    ("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
+    ("load_warm_gbs", "load warm"), ("small_stall_ms", "small ms"), ("peak_host_gb", "host memory GB")]
+
+
+class Small(TypedDict):
+    count: int
+    bytes: int
+
+
+class Goal(TypedDict):
+    """A ratio, and whether it is as it should be. None: there is no goal."""
+
+    name: str
+    value: float
+    least: float | None
+    most: float | None
+    met: bool | None
+
+
+class Result(TypedDict, total=False):
+    """What was measured."""
+
+    device: str
+    torch: str
+    cpus: int | None
+    small: Small
+    bytes: int
+    rows: dict[str, table.Row]
+    steps: dict[str, steps.Found]
+    weights: weights.Found
+    share: share.Found
+    publish: publish.Found
+    goals: list[Goal]
 
 
 class Trouble(Exception):
@@ -104,7 +136,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> Result:
     """Measures what the arguments ask for."""
     try:
         import torch
@@ -120,7 +152,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    result: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    result: Result = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
                               "torch": torch.__version__, "cpus": os.cpu_count(),
                               "small": {"count": args.small_count, "bytes": args.small_kib << 10}}
     copies = 3.5 if {*MORE} & {*args.rows} else 2.2
@@ -132,8 +164,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             result["bytes"], result["rows"] = t.bytes, t.run(rows)
             del t
         if "steps" in args.rows:
-            from cairn.bench import steps
-
             result["steps"] = steps.Steps(torch, device, size, folder, say).run()
         if "weights" in args.rows:
             result["weights"] = weights.Weights(torch, device, size, folder, args.repeat, say).run()
@@ -175,21 +205,21 @@ def make_folder(parent: str | None, need: float) -> str:
         raise Trouble(f"{parent} cannot be used: {e.strerror}; --folder names another folder") from None
 
 
-def goal(name: str, value: float, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+def goal(name: str, value: float, least: float | None = None, most: float | None = None) -> Goal:
     met = None
     if least is not None or most is not None:
         met = (least is None or value >= least) and (most is None or value <= most)
     return {"name": name, "value": value, "least": least, "most": most, "met": met}
 
 
-def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+def goals(result: Result, device: str) -> Iterator[Goal]:
     """Yields how cairn compares with the other rows. With a GPU, some ratios have a goal."""
     rows = result.get("rows", {})
     cairn, floor = rows.get(table.CAIRN, {}), rows.get(table.FLOOR, {})
     others = [rows[n] for n in (table.DCP, table.TUNED, table.SAFETENSORS) if n in rows]
 
-    def ratio(name: str, key: str, of: float | None, least: float | None = None,
-              most: float | None = None) -> Iterator[dict[str, Any]]:
+    def ratio(name: str, key: table.Figure, of: float | None, least: float | None = None,
+              most: float | None = None) -> Iterator[Goal]:
         if key in cairn and of:
             yield goal(name, cairn[key] / of, least, most) if device == "cuda" else goal(name, cairn[key] / of)
 
@@ -212,19 +242,20 @@ def goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
     yield from more_goals(result, device)
 
 
-def more_goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
+def more_goals(result: Result, device: str) -> Iterator[Goal]:
     """Yields the goals of what --only names."""
-    def asked(name: str, value: float, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+    def asked(name: str, value: float, least: float | None = None, most: float | None = None) -> Goal:
         return goal(name, value, least, most) if device == "cuda" else goal(name, value)
 
     if loaders := result.get("weights", {}).get("loaders"):
         ours = loaders["cairn"]
         yield asked(f"weights cold / plain read ({loaders['plain file']['read_by']})", ours["of_plain"], 0.9)
         yield asked("weights warm, GB/s", ours["load_warm_gbs"], 20)
-        for key, title in (("load_cold_gbs", "cold"), ("load_warm_gbs", "warm")):
-            others = [row[key] for name, row in loaders.items() if not name.startswith(("cairn", "plain"))]
-            if others:
-                yield goal(f"weights {title} / best of the others", ours[key] / max(others))
+        if others := [row for name, row in loaders.items() if not name.startswith(("cairn", "plain"))]:
+            yield goal("weights cold / best of the others",
+                       ours["load_cold_gbs"] / max(row["load_cold_gbs"] for row in others))
+            yield goal("weights warm / best of the others",
+                       ours["load_warm_gbs"] / max(row["load_warm_gbs"] for row in others))
     for row in result.get("share", {}).get("loads", []):
         if row["share"]:
             yield goal(f"share: read / checkpoint, {row['kind']}, {row['format']}",
@@ -236,7 +267,7 @@ def more_goals(result: dict[str, Any], device: str) -> Iterator[dict[str, Any]]:
         yield asked("publish: pause, s", found["pause_seconds"], most=0.1)
 
 
-def show(result: dict[str, Any]) -> None:
+def show(result: Result) -> None:
     """Prints tables."""
     print(f"{result['device']}, {result['cpus']} CPUs, PyTorch {result['torch']}")
     if rows := result.get("rows"):
@@ -255,9 +286,12 @@ def show(result: dict[str, Any]) -> None:
                   "and starts a process")
     for name, found in result.get("steps", {}).items():
         show_steps(name, found)
-    for name, module in (("weights", weights), ("share", share), ("publish", publish)):
-        if name in result:
-            module.show(result[name])
+    if "weights" in result:
+        weights.show(result["weights"])
+    if "share" in result:
+        share.show(result["share"])
+    if "publish" in result:
+        publish.show(result["publish"])
     if result["goals"]:
         print("\nratios of this run"
               + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))
@@ -267,7 +301,7 @@ def show(result: dict[str, Any]) -> None:
               f"{'' if g['met'] is None else 'met' if g['met'] else 'missed'}".rstrip())
 
 
-def show_steps(name: str, found: dict[str, Any]) -> None:
+def show_steps(name: str, found: steps.Found) -> None:
     by = f" ({found['by']})" if "by" in found else ""
     print(f"\nsteps, ms, with a background save of {found['bytes'] / 1e9:.2f} GB every {found['every']} steps by "
           f"{name}{by}:\n"

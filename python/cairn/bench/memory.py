@@ -8,6 +8,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from typing import TypedDict
 
 
 def used() -> int:
@@ -53,8 +54,14 @@ def settled() -> int:
     return used()
 
 
+class Peak(TypedDict, total=False):
+    """A row with the memory of a system."""
+
+    peak_host_gb: float
+
+
 @contextlib.contextmanager
-def peak(row: dict[str, float], before: int) -> Iterator[None]:
+def peak(row: Peak, before: int) -> Iterator[None]:
     """Notes the most memory that was in use meanwhile, less the memory that was in use before.
 
     A thread looks at it again and again. What is measured in the meantime is slower, so nothing is timed

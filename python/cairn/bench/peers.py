@@ -8,13 +8,17 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cairn.bench import disk
 
+if TYPE_CHECKING:
+    import torch
+
 THREADS = 4
 
-Save = Callable[[dict[str, Any], str], Any]
+State: TypeAlias = "dict[str, torch.Tensor]"
+Save = Callable[[State, str], Any]
 
 
 @contextlib.contextmanager
@@ -40,7 +44,7 @@ def failures() -> tuple[type[BaseException], ...]:
     return Exception, CheckpointException
 
 
-def save_threads(state: dict[str, Any], path: str) -> None:
+def save_threads(state: State, path: str) -> None:
     """Saves with several threads."""
     import torch.distributed.checkpoint as dcp
 
@@ -58,7 +62,7 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
         kept = staging.DefaultStager(staging.StagingOptions(
             use_pinned_memory=cuda, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=cuda))
 
-        def save(state: dict[str, Any], path: str) -> Any:
+        def save(state: State, path: str) -> Any:
             return dcp.async_save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=THREADS),
                                   async_stager=kept)
 
@@ -67,7 +71,7 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
     def writer() -> tuple[Save, Callable[[], None]]:
         kept: dict[tuple[Any, ...], Any] = {}
 
-        def save(state: dict[str, Any], path: str) -> Any:
+        def save(state: State, path: str) -> Any:
             names = tuple(state)
             if names not in kept:  # a writer keeps the memory of its last save
                 kept.clear()
@@ -84,7 +88,7 @@ def tuned(device: str, size: int) -> Iterator[tuple[str, Callable[[], tuple[Save
         yield f"pinned memory, {THREADS} threads", writer
 
 
-def usable(device: str, size: int, state: dict[str, Any], folders: disk.Folders,
+def usable(device: str, size: int, state: State, folders: disk.Folders,
            say: Callable[[str], None]) -> tuple[str, Save, Callable[[], None]] | None:
     """Returns the first way that can save twice; some versions of PyTorch cannot."""
     for name, make in tuned(device, size):

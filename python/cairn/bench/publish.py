@@ -10,13 +10,33 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from cairn.bench import disk
+from cairn.bench.peers import State
 
 CHANGED = 0.01  # of the elements, in each version
 EACH = 128 << 20  # bytes of a tensor
 PATIENCE = 600.0  # seconds that the two processes wait for each other
+
+
+class Found(TypedDict):
+    """Medians over the versions."""
+
+    bytes: int
+    changed: float
+    versions: int
+    first_seconds: float
+    moved: float
+    written: float
+    read: float
+    stall_gbs: float
+    complete_seconds: float
+    applied_seconds: float
+    full_seconds: float
+    applied_of_full: float
+    pause_seconds: float
+    equal: bool
 
 
 class Publish:
@@ -30,7 +50,7 @@ class Publish:
         self.state = {f"layer.{i}.weight": torch.randn(self.shape, device=device).bfloat16() for i in range(count)}
         self.bytes = sum(t.nbytes for t in self.state.values())
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Found:
         """Returns the medians."""
         import cairn.torch
 
@@ -112,7 +132,7 @@ class Publish:
             self.torch.cuda.synchronize()
 
 
-def change(torch: Any, state: dict[str, Any]) -> None:
+def change(torch: Any, state: State) -> None:
     """Changes the last bit of some elements."""
     for t in state.values():
         bits = t.view(torch.int16)
@@ -120,7 +140,7 @@ def change(torch: Any, state: dict[str, Any]) -> None:
         bits[at] = bits[at] ^ 1
 
 
-def sums(torch: Any, state: dict[str, Any]) -> list[int]:
+def sums(torch: Any, state: State) -> list[int]:
     """Returns a number for each tensor, in which each bit and its place count."""
     out = []
     for t in state.values():
@@ -166,11 +186,11 @@ def _follow(pipe: Any, path: list[str], run: str, device: str, names: list[str],
         cairn.torch.close()
     except EOFError:  # the other process has ended
         pass
-    except BaseException:
+    except Exception:
         pipe.send(("failed", traceback.format_exc()))
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: Found) -> None:
     """Prints the medians."""
     print(f"\npublish: {found['bytes'] / 1e9:.2f} GB of bfloat16, of which {100 * found['changed']:g} % of the "
           f"elements change; {found['versions']} versions, medians\n")

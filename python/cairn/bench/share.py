@@ -6,12 +6,30 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from cairn.bench.weights import model
 
 RANKS = 4
 KINDS = ("replicated", "rows", "columns")
+
+
+class Load(TypedDict):
+    """A load by all ranks."""
+
+    format: str
+    kind: str
+    share: bool
+    bytes_needed: int
+    bytes_read: list[int]
+    bytes_received: list[int]
+    seconds: float
+
+
+class Found(TypedDict):
+    bytes: int
+    ranks: int
+    loads: list[Load]
 
 
 class Share:
@@ -21,11 +39,11 @@ class Share:
         self.torch, self.folder, self.say = torch, folder, say
         self.state = model(torch, size, "cpu")
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Found:
         """Returns the bytes by format, kind and whether ranks share."""
         import cairn.torch
 
-        out: dict[str, Any] = {"bytes": sum(t.nbytes for t in self.state.values()), "ranks": RANKS, "loads": []}
+        out: Found = {"bytes": sum(t.nbytes for t in self.state.values()), "ranks": RANKS, "loads": []}
         for format in ("native", "hf"):
             path = os.path.join(self.folder, f"share-{format}")
             try:
@@ -37,7 +55,8 @@ class Share:
             os.mkdir(meet)
             self.torch.multiprocessing.start_processes(_rank, (RANKS, meet, path), RANKS, start_method="spawn")
             with open(os.path.join(meet, "result"), encoding="utf-8") as f:
-                out["loads"] += [{"format": format, **row} for row in json.load(f)]
+                rows: list[Load] = json.load(f)
+                out["loads"] += [{**row, "format": format} for row in rows]
             shutil.rmtree(path)
             shutil.rmtree(meet)
         return out
@@ -83,7 +102,7 @@ def _part(kind: str, rank: int, size: int) -> Callable[[str, tuple[int, ...]], A
     return part
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: Found) -> None:
     """Prints a table, in parts of the checkpoint."""
     total = found["bytes"]
     print(f"\nshare: {found['ranks']} ranks of one host load {total / 1e9:.2f} GB; read and received in parts of it\n")

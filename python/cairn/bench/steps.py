@@ -9,7 +9,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Literal, TypedDict
 
 from cairn.bench import disk, peers
 
@@ -17,6 +17,29 @@ STATE = 2 << 30  # bytes of the state at most, so that a save takes a few second
 STEP = 0.03  # seconds of a step, about
 BUDGET = 16.0  # seconds for a system
 LONGEST = 2.5  # seconds of a block of steps at most
+
+
+Measure = Literal["mean", "median", "p90", "p99"]
+MEASURES: Final[tuple[Measure, ...]] = ("mean", "median", "p90", "p99")
+Bin = TypedDict("Bin", {"from_ms": float, "without": float, "with": float})  # shares of steps
+
+
+class Times(TypedDict):
+    """Milliseconds of steps."""
+
+    steps: int
+    mean: float
+    median: float
+    p90: float
+    p99: float
+    most: float
+
+
+# A class cannot have a field "with".
+Found = TypedDict("Found", {
+    "by": str, "bytes": int, "every": int, "saves": int, "stall_ms": float, "under_way_percent": float,
+    "first_percent": float, "without": Times, "with": Times, "overhead_percent": dict[Measure, float],
+    "histogram": list[Bin]}, total=False)
 
 
 class Steps:
@@ -64,9 +87,9 @@ class Steps:
             self.torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    def run(self, only: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, only: list[str] | None = None) -> dict[str, Found]:
         """Measures cairn, and PyTorch if it can save in the background."""
-        out: dict[str, dict[str, Any]] = {}
+        out: dict[str, Found] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not only or "cairn" in only:
@@ -78,7 +101,7 @@ class Steps:
                         out["PyTorch DCP"] = found
         return out
 
-    def cairn(self, overlap: bool = False) -> dict[str, Any]:
+    def cairn(self, overlap: bool = False) -> Found:
         import cairn.torch
 
         self.say(f"steps with saves by cairn{', overlap=True' if overlap else ''}")
@@ -88,7 +111,7 @@ class Steps:
         finally:
             cairn.torch.close()
 
-    def pytorch(self) -> dict[str, Any] | None:
+    def pytorch(self) -> Found | None:
         import torch.distributed.checkpoint as dcp
 
         self.say("steps with saves by PyTorch")
@@ -96,14 +119,14 @@ class Steps:
         name, save, close = peers.usable(self.device, self.bytes, self.state, folders, self.say) or (
             "as it comes", lambda state, to: dcp.async_save(state, checkpoint_id=to), lambda: None)
         try:
-            return {"by": name, **self.compare(save, folders)}
+            return {**self.compare(save, folders), "by": name}
         except peers.failures() as e:
             self.say(f"dcp.async_save with {name}: {e!r}")
             return None
         finally:
             close()
 
-    def compare(self, save: Callable[[dict[str, Any], str], Any], folders: disk.Folders) -> dict[str, Any]:
+    def compare(self, save: peers.Save, folders: disk.Folders) -> Found:
         """Runs blocks of steps with and without saves until the time is over."""
         for _ in range(2):
             path = folders.next()
@@ -140,7 +163,7 @@ class Steps:
             "bytes": self.bytes, "every": every, "saves": len(stalls), "stall_ms": 1e3 * statistics.median(stalls),
             "under_way_percent": 100 * under_way / len(times[True]), "without": without, "with": with_saves,
             "first_percent": 100 * (1e3 * statistics.median(first) / without["median"] - 1),
-            "overhead_percent": {k: 100 * (with_saves[k] / without[k] - 1) for k in ("mean", "median", "p90", "p99")},
+            "overhead_percent": {k: 100 * (with_saves[k] / without[k] - 1) for k in MEASURES},
             "histogram": histogram(times[False], times[True]),
         }
 
@@ -149,19 +172,19 @@ def quantile(ordered: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def summary(times: list[float]) -> dict[str, float]:
+def summary(times: list[float]) -> Times:
     """Returns milliseconds."""
     ordered = sorted(1e3 * t for t in times)
     return {"steps": len(times), "mean": statistics.fmean(ordered), "median": statistics.median(ordered),
             "p90": quantile(ordered, 0.9), "p99": quantile(ordered, 0.99), "most": ordered[-1]}
 
 
-def histogram(without: list[float], with_saves: list[float], bins: int = 10) -> list[dict[str, float]]:
+def histogram(without: list[float], with_saves: list[float], bins: int = 10) -> list[Bin]:
     """Returns the shares of steps by milliseconds. The last bin has all that are slower."""
     both = sorted(1e3 * t for t in without + with_saves)
     lo, hi = both[0], quantile(both, 0.98)
     width = max((hi - lo) / (bins - 1), 1e-3)
-    out = []
+    out: list[Bin] = []
     for i in range(bins):
         a, b = lo + i * width, lo + (i + 1) * width if i < bins - 1 else math.inf
         out.append({"from_ms": a, "without": sum(a <= 1e3 * t < b for t in without) / len(without),

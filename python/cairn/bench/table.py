@@ -10,11 +10,30 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from cairn.bench import disk, memory, peers
 
 FLOOR, DCP, TUNED, SAFETENSORS, CAIRN = "floor", "PyTorch DCP", "DCP, tuned", "safetensors", "cairn"
+
+
+Rate: TypeAlias = Literal["stall_gbs", "durable_gbs", "load_cold_gbs", "load_warm_gbs"]
+Figure: TypeAlias = Literal[Rate, "small_stall_ms", "peak_host_gb", "import_ms"]
+
+
+class Row(memory.Peak, total=False):
+    """A system."""
+
+    stall_gbs: float
+    durable_gbs: float
+    load_cold_gbs: float
+    load_warm_gbs: float
+    small_stall_ms: float
+    first_stall_gbs: float
+    import_ms: float
+    stall_by: str
+    write_by: str
+    read_by: str
 
 
 class Table:
@@ -28,10 +47,10 @@ class Table:
         self.state = {f"layer.{i}.weight": torch.randn(each, device=device) for i in range(count)}
         self.bytes = count * each * 4
         self.small = {f"small.{i}": torch.randn(small[1] // 4, device=device) for i in range(small[0])}
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.row: dict[str, Any] = {}
+        self.rows: dict[str, Row] = {}
+        self.row: Row = {}
 
-    def run(self, only: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, only: list[str] | None = None) -> dict[str, Row]:
         """Measures the systems, and returns the rows."""
         systems = {FLOOR: self.floor, DCP: self.dcp, TUNED: self.tuned, SAFETENSORS: self.safetensors,
                    CAIRN: self.cairn}
@@ -69,7 +88,7 @@ class Table:
         self.sync()
         return time.perf_counter() - begin
 
-    def rate(self, name: str, call: Callable[[], float], times: int | None = None) -> None:
+    def rate(self, name: Rate, call: Callable[[], float], times: int | None = None) -> None:
         """Notes the median rate of a function that returns seconds."""
         self.row[name] = self.bytes / 1e9 / statistics.median(call() for _ in range(times or self.repeat))
 
@@ -103,7 +122,7 @@ class Table:
         self.rate("load_cold_gbs", cold, times)
         self.rate("load_warm_gbs", warm, times)
 
-    def stalls(self, save: Callable[[dict[str, Any], str], Any], folders: disk.Folders,
+    def stalls(self, save: peers.Save, folders: disk.Folders,
                times: int | None = None) -> float:
         """Notes how long background saves stop training, and returns the median seconds until they were durable."""
         durable = []
@@ -121,7 +140,7 @@ class Table:
         self.rate("stall_gbs", stall, times)
         return statistics.median(durable)
 
-    def small_stalls(self, save: Callable[[dict[str, Any], str], Any]) -> None:
+    def small_stalls(self, save: peers.Save) -> None:
         """Notes how long background saves of many small tensors stop training."""
         times = []
         folders = self.folders("small")
@@ -190,7 +209,7 @@ class Table:
             dcp.save(self.state, checkpoint_id=path)
             disk.flush(path)
 
-        def background(state: dict[str, Any], to: str) -> Any:
+        def background(state: peers.State, to: str) -> Any:
             return dcp.async_save(state, checkpoint_id=to)
 
         self.durable(save, folders, min(2, self.repeat))

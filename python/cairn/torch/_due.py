@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from cairn.runs import Due
-from cairn.torch._job import first_says
+from cairn.torch._job import broadcast
 
 _MOST = 100  # calls without a question to rank 0: they may take much longer than the calls before
 
@@ -29,11 +28,11 @@ def _by_time(due: Due, step: int) -> bool:
     if due.skip > 0:
         due.skip -= 1
         return False
-    over, due.skip = first_says("due", lambda: _ask(due), f"save if {due.text}, step {step}")
-    return bool(over)
+    over, due.skip = broadcast("due", lambda: _ask(due), f"save if {due.text}, step {step}")
+    return over
 
 
-def _ask(due: Due) -> list[Any]:
+def _ask(due: Due) -> tuple[bool, int]:
     """Returns on rank 0 whether the time is over, and how many calls need not ask: half of those that fit into it."""
     assert due.period is not None
     now = time.monotonic()
@@ -44,5 +43,5 @@ def _ask(due: Due) -> list[Any]:
     each = (now - due.asked) / max(due.since, 1)
     due.asked, due.since = now, 0
     if first or left <= 0:
-        return [left <= 0, 0]
-    return [False, min(int(left / max(each, 1e-6) / 2), _MOST)]
+        return left <= 0, 0
+    return False, min(int(left / max(each, 1e-6) / 2), _MOST)

@@ -18,13 +18,15 @@ import torch
 from cairn import _recipe, errors, names
 from cairn._address import address_of
 from cairn._arena import default_ceiling
+from cairn._messages import Entry, ErrorMessage, FormatOptions, Found, Known, Reading, Search, Version
+from cairn._saver import Saver
 from cairn.names import Rename
 from cairn.reports import UpdateReport
 from cairn.runs import Run
-from cairn.torch._job import Job, agree, first_says, job
+from cairn.torch._job import Caught, Job, agree, broadcast, job
 from cairn.torch._load import Loading
-from cairn.torch._save import span
 from cairn.torch._state import Part, apart, check_memory, fitting, flatten, is_stateful, memory_of, parts, tied
+from cairn.torch._units import span
 
 Params: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 
@@ -35,7 +37,7 @@ _DENSE = 8  # a piece of which more than one element in 8 differs is kept whole
 def follow(run: str | os.PathLike[str] | Run, *, base: str | os.PathLike[str] | None = None,
            recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
            variables: Mapping[str, Any] | None = None, rename: Rename = None, format: str | None = None,
-           format_options: dict[str, Any] | None = None, cast: str = "in-range", cache_bytes: int | None = None,
+           format_options: FormatOptions | None = None, cast: str = "in-range", cache_bytes: int | None = None,
            alone: bool = False) -> Follower:
     """Returns the versions of the weights in a run, to which tensors in use can be brought. All ranks call it.
 
@@ -67,8 +69,9 @@ def follow(run: str | os.PathLike[str] | Run, *, base: str | os.PathLike[str] | 
     keep = default_ceiling() if cache_bytes is None else operator.index(cache_bytes)
     if keep < 0:
         raise errors.OptionsError(f"cache_bytes is {keep}: want 0 or more", ("storage.options",))
-    return Follower(address_of(run.path if isinstance(run, Run) else run), format, format_options,
-                   _recipe.message(recipe, config, reverse, variables), rename, cast, keep, alone)
+    how: Reading = {"format": format, "format_options": format_options, "keep": keep,
+                    "recipe": _recipe.message(recipe, config, reverse, variables)}
+    return Follower(address_of(run.path if isinstance(run, Run) else run), how, rename, cast, alone)
 
 
 class Follower:
@@ -90,16 +93,14 @@ class Follower:
     tensors.
     """
 
-    def __init__(self, run: str, format: str | None, options: dict[str, Any] | None, recipe: dict[str, Any] | None,
-                 rename: Rename, cast: str, keep: int, alone: bool):
+    def __init__(self, run: str, how: Reading, rename: Rename, cast: str, alone: bool):
         self.run, self.alone = run, alone
         self.version: int | None = None
         self._save_id = ""
-        self._format, self._options, self._recipe, self._rename = format, options, recipe, rename
-        self._cast, self._keep = cast, keep
-        self._known: dict[str, Any] = {}  # the field of the message "newest", without last
+        self._how, self._rename, self._cast = how, rename, cast
+        self._known: Known = {}  # the field of the message "newest", without last
         self._warned: set[str] = set()  # what wait has warned of
-        self._saver: weakref.ref[Any] | None = None  # which has loaded the last version
+        self._saver: weakref.ref[Saver] | None = None  # which has loaded the last version
         self._changes = 0  # how often tensors were changed
         self._lock = threading.Lock()  # held while a commit changes tensors
 
@@ -127,7 +128,8 @@ class Follower:
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
 
-        def look() -> dict[str, Any]:
+        def look() -> tuple[int | None, bool]:
+            """Returns the version, or None and whether the time is over."""
             answer_by = time.monotonic() + _ROUND
             while True:
                 found = self._ask(self._now())
@@ -137,17 +139,17 @@ class Follower:
                         warnings.warn(f"{self.run}: a damaged version is passed over: {problem}",
                                       stacklevel=errors.outside())
                 if "version" in found:
-                    return {"version": found["version"]["step"]}
+                    return found["version"]["step"], False
                 now = time.monotonic()
                 if now >= end or now >= answer_by:
-                    return {"late": now >= end}
+                    return None, now >= end
                 time.sleep(max(0.0, min(interval, end - now, answer_by - now)))
 
         while True:
-            said = look() if self.alone else first_says("follow-wait", look, self._call("wait for a version"))
-            if "version" in said:
-                return said["version"]
-            if said["late"]:
+            version, late = look() if self.alone else broadcast("follow-wait", look, self._call("wait for a version"))
+            if version is not None:
+                return version
+            if late:
                 newer = "complete version" if self.version is None else f"version newer than {self.version}"
                 raise TimeoutError(f"{self.run} has no {newer} after {timeout} seconds")
 
@@ -180,7 +182,7 @@ class Follower:
         """
         begun = time.monotonic()
         version = None if version is None else operator.index(version)
-        search: dict[str, Any] = {} if version is None else {"step": version}
+        search: Search = {} if version is None else {"step": version}
         error: errors.CairnError | None = None  # of the last attempt
         while True:
             found = self._choose(version, search, error)
@@ -190,33 +192,30 @@ class Follower:
             got = self._attempt(params, found["version"])
             if isinstance(got, Prepared):
                 self._known["unfit"] = None
-                got._began(begun, error is not None, tuple(found.get("problems", ())))
+                got._note_begin(begun, error is not None, tuple(found.get("problems", ())))
                 return got
             error = got
 
-    def _ask(self, known: dict[str, Any], **search: Any) -> dict[str, Any]:
+    def _ask(self, known: Known, search: Search | None = None, outcome: ErrorMessage | None = None) -> Found:
         """Asks the saver process for a version: see the message "newest"."""
-        return job(self.alone).own().newest(self.run, format=self._format, format_options=self._options, known=known,
-                                            **search)
+        return job(self.alone).own().newest(self.run, format=self._how["format"],
+                                            format_options=self._how["format_options"], known=known, search=search,
+                                            outcome=outcome)
 
-    def _now(self) -> dict[str, Any]:
+    def _now(self) -> Known:
         """Returns what is known about the versions."""
-        last = None if self.version is None else {"step": self.version, "save_id": self._save_id}
+        last: Version | None = None if self.version is None else {"step": self.version, "save_id": self._save_id}
         return {**self._known, "last": last}
 
-    def _choose(self, version: int | None, search: dict[str, Any],
-                error: errors.CairnError | None) -> dict[str, Any]:
+    def _choose(self, version: int | None, search: Search, error: errors.CairnError | None) -> Found:
         """Returns the version that all ranks try next, after the error of the last attempt."""
-        def find() -> dict[str, Any]:
-            if error is None:
-                return self._ask(self._now(), search=search)
-            return self._ask(self._now(), search=search, outcome={"text": str(error), "codes": error.codes})
+        def find() -> Found:
+            return self._ask(self._now(), search, None if error is None else {"text": str(error), "codes": error.codes})
 
         call = self._call("load the newest version" if version is None else f"load version {version}")
-        return find() if self.alone else first_says("follow", find, call)
+        return find() if self.alone else broadcast("follow", find, call)
 
-    def _over(self, found: dict[str, Any], version: int | None,
-              error: errors.CairnError | None) -> errors.CairnError:
+    def _over(self, found: Found, version: int | None, error: errors.CairnError | None) -> errors.CairnError:
         """Returns the error of a search that is over without a version. error is the one of the last attempt."""
         over = found["over"]
         if over == "failed":
@@ -241,20 +240,18 @@ class Follower:
         """Describes a call that all ranks make. Other hosts may have other paths to the run."""
         return f"{text} of {os.path.basename(self.run.rstrip('/'))!r}"
 
-    def _attempt(self, params: Params, version: dict[str, Any]) -> Prepared | errors.CairnError:
+    def _attempt(self, params: Params, version: Version) -> Prepared | errors.CairnError:
         """Loads a version. It returns an error of cairn, and raises others. It does the same on all ranks."""
-        fatal: BaseException | None = None
         failed: errors.CairnError | None = None
         prepared: Prepared | None = None
-        try:
-            prepared = self._load(params, version)
-        except errors.CairnError as e:
-            failed = e
-        except BaseException as e:  # the other ranks must know
-            if self.alone:
-                raise
-            fatal = e
-        if not self.alone and agree("prepare", fatal, lacks=failed is not None):
+        with Caught() as caught:
+            try:
+                prepared = self._load(params, version)
+            except errors.CairnError as e:
+                failed = e
+        if self.alone and caught.error is not None:
+            raise caught.error
+        if not self.alone and agree("prepare", caught.error, lacks=failed is not None):
             try:  # all ranks get the reason
                 agree("prepare-why", failed)
             except errors.CairnError as e:
@@ -264,20 +261,19 @@ class Follower:
         assert prepared is not None
         return prepared
 
-    def _load(self, params: Params, version: dict[str, Any]) -> Prepared:
+    def _load(self, params: Params, version: Version) -> Prepared:
         """Reads a version, and compares."""
         j = job(self.alone)
         saver = j.own()
-        entries: dict[str, Any] = {}
+        entries: dict[str, Entry] = {}
 
-        def described(check: bool = False) -> dict[str, Any]:
+        def described(check: bool = False) -> dict[str, Entry]:
             if not entries:
-                recipe = {**self._recipe, "check": True} if self._recipe and check else self._recipe
-                d = saver.describe(version["store"], self._format, self._options, recipe, self._keep)
-                entries.update((e["name"], e) for e in d.get("entries") or [])
+                how: Reading = {**self._how, "recipe": _recipe.checked(self._how["recipe"])} if check else self._how
+                entries.update((e["name"], e) for e in saver.describe(version["store"], **how).get("entries") or [])
             return entries
 
-        if self._recipe is not None and (self.alone or j.rank == 0):
+        if self._how["recipe"] is not None and (self.alone or j.rank == 0):
             described(check=True)  # one rank checks what the recipe assumes
         there = names.renamer(self._rename, described() if self._rename == "wrappers" else ())
         comparing = _Comparing(j)
@@ -314,8 +310,8 @@ class Follower:
         if self._rename == "wrappers":
             names.distinct(wanted)
         try:
-            report = comparing.run(saver, version["store"], False, self._format, self._options, cast=self._cast,
-                                   save_id=version.get("save_id", ""), recipe=self._recipe, keep=self._keep)
+            report = comparing.run(saver, version["store"], self._how, cast=self._cast,
+                                   save_id=version.get("save_id", ""))
         except errors.MissingError:
             read = {want["name"] for want in comparing.wants}
             if not (absent := [mine for mine, name in wanted.items() if name in read and name not in described()]):
@@ -326,7 +322,7 @@ class Follower:
             if not comparing.same(target, twin):
                 raise tied(a, b)
             comparing.compared.remove(twin)
-        full = self.version is None or not self._keep or self._saver is None or self._saver() is not saver
+        full = self.version is None or not self._how["keep"] or self._saver is None or self._saver() is not saver
         self._saver = weakref.ref(saver)
         return Prepared(self, version, comparing, report.bytes_read, full)
 
@@ -413,7 +409,7 @@ class Prepared:
     (5, tensor([1., 1.]))
     """
 
-    def __init__(self, weights: Follower, version: dict[str, Any], comparing: _Comparing, bytes_read: int,
+    def __init__(self, weights: Follower, version: Version, comparing: _Comparing, bytes_read: int,
                  full: bool):
         self.version = int(version["step"])
         self._weights, self._save_id, self._bytes_read = weights, version.get("save_id", ""), bytes_read
@@ -423,7 +419,7 @@ class Prepared:
         self._seconds, self._full = 0.0, full
         self._tried: tuple[str, ...] = ()
 
-    def _began(self, at: float, again: bool, tried: tuple[str, ...]) -> None:
+    def _note_begin(self, at: float, again: bool, tried: tuple[str, ...]) -> None:
         """Notes when the preparation began, for the report, whether attempts failed before, and what went wrong."""
         self._seconds, self._full, self._tried = time.monotonic() - at, self._full or again, tried
 

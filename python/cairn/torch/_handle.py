@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import os
@@ -11,15 +12,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cairn import errors
 from cairn._address import join_address, split_address
+from cairn._messages import Body
 from cairn._reply import Reply
 from cairn.reports import SaveReport, UploadReport
-
-if TYPE_CHECKING:
-    from cairn.torch._save import Staging
 
 _T = TypeVar("_T")
 _LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
@@ -95,18 +94,22 @@ class Outcome(concurrent.futures.Future[_T], Generic[_T]):
     def _call(self, fn: Callable[[Any], object]) -> None:
         try:
             fn(self)
-        except BaseException:
+        except BaseException:  # also SystemExit: the next function runs
             _log.exception("a function of add_done_callback has failed, for %r", self)
 
-    def _settle(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Sets the outcome, if it is not set."""
-        try:
-            if error is not None:
-                self.set_exception(error)
-            else:
-                self.set_result(value)
-        except concurrent.futures.InvalidStateError:
-            pass
+
+def settle(outcome: Outcome[_T], value: _T | None = None, error: BaseException | None = None) -> None:
+    """Sets an outcome to a value or an error, if it is not set."""
+    with contextlib.suppress(concurrent.futures.InvalidStateError):
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(value)  # type: ignore[arg-type]  # without an error, it has the type of the outcome
+
+
+def failure(outcome: Outcome[Any]) -> BaseException | None:
+    """Waits for an outcome and returns its error, or None. The error does not count as seen by a caller."""
+    return concurrent.futures.Future.exception(outcome)
 
 
 class Handle(Outcome[SaveReport]):
@@ -132,14 +135,13 @@ class Handle(Outcome[SaveReport]):
     A save cannot be cancelled: ``cancel`` returns False.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, reply: Reply[SaveReport], upload: Reply[UploadReport] | None) -> None:
         seen: list[BaseException] = []  # errors that a caller has asked for
         super().__init__(f"the save to {path}", seen)
-        self._path = path
-        self._reply = Reply(self._heard)
-        self._upload: Reply | None = None  # None: there is no remote store
+        self._path, self._reply = path, reply
+        self._upload = upload  # None: there is no remote store
         self._planned = self._moved = 0
-        self._staging: Staging | None = None
+        self._stage: Callable[[str, Body], None] | None = None  # hears about the state until the save is over
         self.staged: Outcome[None] = Outcome(f"the copy for the save to {path}", seen)
         self.uploaded: Outcome[UploadReport | None] = Outcome(f"the upload of {path}", seen)
         self.warnings: list[str] = []
@@ -165,32 +167,47 @@ class Handle(Outcome[SaveReport]):
         how = "complete" if self.done() else "staged" if self.staged.done() else "not staged yet"
         return f"<save to {self._path}: {how}, {self._moved} of {self._planned} bytes>"
 
-    def _heard(self, kind: str, body: dict[str, Any]) -> None:
+    def _hear(self, kind: str, body: Body) -> None:
         if kind == "progress":
             self._planned = body.get("planned", 0) or self._planned
             self._moved += body.get("moved", 0)
-        elif kind == "released" and self._staging is not None:
-            self._staging.release(body["items"])
-        elif kind == "fetch" and self._staging is not None:
-            self._staging.fetch(body)
         elif kind == "warning":
             self.warnings.append(body["text"])
+        elif self._stage is not None:
+            self._stage(kind, body)
 
-    def _watch(self) -> None:
-        """Makes the replies of the saver process settle the futures, after everything that was registered before."""
-        unseen.watch(self)
-        reply, upload = self._reply, self._upload
-        if upload is None:
-            reply.then(lambda: self.uploaded._settle(None, reply.error))
-        else:
-            upload.then(lambda: self.uploaded._settle(upload.body, upload.error))
-        reply.then(lambda: self._settle(reply.body, reply.error))
+    def _end(self) -> None:
+        self._stage = None
+        settle(self, self._reply.body, self._reply.error)
 
-    def _fail(self, error: BaseException) -> None:
-        self.staged._settle(error=error)
-        self._reply.settle(error=error)
-        if self._upload is not None:
-            self._upload.settle(error=error)
+
+def connect(handle: Handle, stage: Callable[[str, Body], None]) -> None:
+    """Makes the replies of the saver process settle the futures, after everything that was registered before.
+
+    stage is called for messages about the state.
+    """
+    handle._stage = stage
+    unseen.watch(handle)
+    reply, upload = handle._reply, handle._upload
+    reply.on = handle._hear
+    if upload is None:
+        reply.then(lambda: settle(handle.uploaded, error=reply.error))
+    else:
+        upload.then(lambda: settle(handle.uploaded, upload.body, upload.error))
+    reply.then(handle._end)
+
+
+def fail(handle: Handle, error: BaseException) -> None:
+    """Makes a save fail that has not begun."""
+    settle(handle.staged, error=error)
+    for reply in (handle._reply, handle._upload):
+        if reply is not None:
+            reply.settle(error=error)
+
+
+def note_seen(handle: Handle, error: BaseException) -> None:
+    """Notes that the caller has seen an error of a save."""
+    unseen.drop(handle._seen, error)
 
 
 class _Unseen:
@@ -202,7 +219,7 @@ class _Unseen:
     def clear(self) -> None:
         """Forgets all saves: the child of a fork has none."""
         self._lock = threading.Lock()
-        self._under_way: set[Reply] = set()
+        self._under_way: set[Reply[Any]] = set()
         # Each with the list of errors of its save that callers have seen: saves may fail with one error.
         self._errors: list[tuple[list[BaseException], str, BaseException]] = []
         self.callers: dict[threading.Thread, Outcome[Any]] = {}  # threads of functions of add_done_callback
@@ -213,9 +230,9 @@ class _Unseen:
             if reply is not None:
                 with self._lock:
                     self._under_way.add(reply)
-                reply.then(functools.partial(self._over, f"{text} {handle._path}", handle._seen, reply))
+                reply.then(functools.partial(self._end, f"{text} {handle._path}", handle._seen, reply))
 
-    def _over(self, what: str, seen: list[BaseException], reply: Reply) -> None:
+    def _end(self, what: str, seen: list[BaseException], reply: Reply[Any]) -> None:
         with self._lock:
             self._under_way.discard(reply)
             # The upload of a save that failed has the error of the save.

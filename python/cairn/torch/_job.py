@@ -15,15 +15,18 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import torch.distributed as dist
 
 from cairn import errors
 from cairn._arena import Arena, default_ceiling
+from cairn._messages import ErrorMessage
 from cairn._saver import Saver
 from cairn.torch._memory import Memory
+from cairn.torch._versions import Versions
 
+_T = TypeVar("_T")
 _LACKS, _FAILS = 1 << 20, 1 << 40  # added to the count of ranks that have arrived
 
 
@@ -44,6 +47,7 @@ class Job:
         self.arena = Arena(default_ceiling())
         self.memory = Memory(self.arena)
         self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
+        self.published: dict[str, Versions] = {}  # by the address of the run
         self.saver: Saver | None = None
         self.asked: Saver | None = None  # the saver that was asked to meet the others, which it can once
         self.met: Saver | None = None  # the saver that has met the others
@@ -54,15 +58,12 @@ class Job:
 
     def meet(self) -> None:
         """Starts a saver process that connects to the savers of all ranks. All ranks call it."""
-        error = None
-        try:
+        with Caught() as caught:
             self._meet()
-        except BaseException as e:  # the other ranks must know
-            error = e
         if self.size > 1:
-            agree("meet", error)
-        elif error is not None:
-            raise error
+            agree("meet", caught.error)
+        elif caught.error is not None:
+            raise caught.error
         self.met = self.saver
 
     def own(self) -> Saver:
@@ -89,14 +90,13 @@ class Job:
             _delete(store, f"cairn/meeting/{number - 1}")
             secret = base64.b64encode(secrets.token_bytes(32)).decode()
             job = secrets.token_hex(8)
+            place: dict[str, str] = {}
             try:
                 listening = self.saver.ask("listen", address=_listen_address(), size=self.size, secret=secret, job=job)
                 joined = self.saver.expect()
                 place = {"address": listening.result(150)["address"], "secret": secret, "job": job}
-            except BaseException:
-                store.set(key, "{}")  # so that the others do not wait
-                raise
-            store.set(key, json.dumps(place))
+            finally:
+                store.set(key, json.dumps(place))  # an empty one: the others do not wait
             joined.result(150)
             return
         _wait(store, key, self.size)
@@ -117,6 +117,19 @@ class Job:
         self.arena.close()
 
 
+class Caught:
+    """A context manager that keeps the error of its block, also of Ctrl-C, until the other ranks know of it."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        self.error = error
+        return True
+
+
 def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) -> Saver:
     """Returns a saver process that is connected to the other ranks. All ranks call it, unless alone is set.
 
@@ -131,14 +144,14 @@ def ready(j: Job | None, error: BaseException | None, alone: bool, what: str) ->
     with j.lock:
         lacks = j.saver is None or j.saver is not j.met or not j.saver.alive()
         if not alone:
-            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: other_call(theirs, what))
+            lacks = agree("ready", lacks=lacks, same=what, differs=lambda theirs: other_call_error(theirs, what))
         if lacks:
             j.meet()
         assert j.saver is not None
         return j.saver
 
 
-def other_call(theirs: str, mine: str) -> errors.OptionsError:
+def other_call_error(theirs: str, mine: str) -> errors.OptionsError:
     """Returns the error of ranks that make different calls, which are described."""
     return errors.OptionsError(f"another rank is about to {theirs}, and this one to {mine}: all ranks make the same "
                                "calls, with the same folder and step, or only one with alone=True",
@@ -159,20 +172,16 @@ class Sharing:
             else:
                 error = errors.OptionsError("another shared load is under way: read its iterator to the end, or close "
                                             "it", ("storage.options",))
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self.saver = ready(j, error, False, what)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         self._kind = f"share/{_count('share')}"
         self._open = True
 
     def step(self, more: bool) -> bool:
-        try:
-            self._open = agree(self._kind, lacks=more)
-        except BaseException:
-            self._open = False
-            raise
+        self._open = False  # if it fails, there is no next step
+        self._open = agree(self._kind, lacks=more)
         return self._open
 
     def fail(self, error: BaseException) -> None:
@@ -188,7 +197,7 @@ class Sharing:
             lock.release()
 
 
-def shares(address: str, share: bool | None, alone: bool) -> bool:
+def is_shared(address: str, share: bool | None, alone: bool) -> bool:
     """Reports whether ranks read for each other. Unless share says so, they do if a checkpoint is in object storage.
 
     A file of a local disk is read once by the system, whose cache is faster than messages between processes.
@@ -224,7 +233,7 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
             raise _gone(f"the store of the job does not answer: {e}") from e
         if first != same:
             error = differs(first)
-    said: dict[str, Any] = {}
+    said: ErrorMessage = {}
     if isinstance(error, errors.CairnError):
         said = {"text": f"rank {rank}: {error}", "codes": error.codes}
     elif error is not None:
@@ -240,23 +249,21 @@ def agree(kind: str, error: BaseException | None = None, *, lacks: bool = False,
     return outcome["lacks"]
 
 
-def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
+def broadcast(kind: str, ask: Callable[[], _T], what: str = "") -> _T:
     """Returns on all ranks what ask, which rank 0 calls, returns, or raises its error. The answer becomes JSON.
 
     Like agree it uses the job's store. what describes the call, and must be the same on all ranks, unless it is empty.
     """
-    error, answer = None, None
+    answer: Any = None  # on other ranks than 0, what JSON makes of it
     if not distributed():
         return ask()
     rank, number = dist.get_rank(), _count(f"{kind}/answer")
     key = f"cairn/{kind}/answer/{number}"
-    if rank == 0:
-        try:
+    with Caught() as caught:
+        if rank == 0:
             answer = ask()
             _store().set(key, json.dumps(answer))
-        except BaseException as e:  # the other ranks must know
-            error = e
-    agree(kind, error, same=what, differs=lambda theirs: other_call(theirs, what))
+    agree(kind, caught.error, same=what, differs=lambda theirs: other_call_error(theirs, what))
     if rank != 0:
         answer = json.loads(_store().get(key))
     elif number > 1:  # all ranks have read the previous answer
@@ -264,8 +271,15 @@ def first_says(kind: str, ask: Callable[[], Any], what: str = "") -> Any:
     return answer
 
 
-def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: dict[str, Any], lacks: bool,
-              patient: bool) -> dict[str, Any]:
+class _Verdict(TypedDict):
+    """What the ranks say together."""
+
+    error: ErrorMessage
+    lacks: bool
+
+
+def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: ErrorMessage, lacks: bool,
+              patient: bool) -> _Verdict:
     """Returns what all ranks say together: an error of any of them, and whether one lacks something.
 
     The last one to arrive sets what the others wait for, so that the store has little to do.
@@ -279,10 +293,10 @@ def _exchange(store: Any, kind: str, number: int, rank: int, size: int, said: di
             failed = json.loads(store.get(f"{key}/said")) if arrived >= _FAILS else {}
             store.set(f"{key}/outcome", json.dumps({"error": failed, "lacks": arrived % _FAILS >= _LACKS}))
         elif not patient:
-            return {}
+            return {"error": {}, "lacks": False}
         else:
             _wait(store, f"{key}/outcome", size, _Late(store, key, rank, size))
-        outcome = json.loads(store.get(f"{key}/outcome"))
+        outcome: _Verdict = json.loads(store.get(f"{key}/outcome"))
     except RuntimeError as e:  # the store is a part of rank 0, or of what started the job
         raise _gone(f"the store of the job does not answer: {e}") from e
     if rank == 0:  # all ranks have read the previous outcome
@@ -356,15 +370,16 @@ def _wait(store: Any, key: str, size: int, late: _Late | None = None) -> None:
     # thread, so that Ctrl-C ends it.
     waiter = _waiter(store)
     done = threading.Event()
-    failed: list[BaseException] = []
+    failed: list[Exception] = []
 
     def wait() -> None:
         try:
             waiter.wait([key], patience)
             _waiters.append(waiter)
-        except BaseException as e:
+        except Exception as e:
             failed.append(e)
-        done.set()
+        finally:
+            done.set()
 
     threading.Thread(target=wait, name="cairn-wait", daemon=True).start()
     while not done.wait(1):

@@ -6,6 +6,7 @@ views before they copy it. A LazyTensor records the views, so that the copy read
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from cairn import _recipe, names as _names
 from cairn._address import address_of
 from cairn._boxes import PIECE, cut, element_size
+from cairn._messages import Entry, FormatOptions, Reading
 from cairn.reports import LoadReport
 from cairn.torch import _memory
 from cairn.torch._job import Job, distributed, job
@@ -56,26 +58,24 @@ class LazyWeights:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, names: _names.Names = None,
-                 format: str | None = None, format_options: dict[str, Any] | None = None,
+                 format: str | None = None, format_options: FormatOptions | None = None,
                  recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
                  variables: Mapping[str, Any] | None = None, keep: int = 0):
         self.path = address_of(path)
         self._job: Job = job(alone=True)
         changed = _recipe.message(recipe, config, reverse, variables)
-        self._source: dict[str, Any] = {"format": format, "format_options": format_options, "recipe": changed,
-                                        "keep": keep}
+        self._reading: Reading = {"format": format, "format_options": format_options, "recipe": changed, "keep": keep}
         saver = self._job.own()
         if changed and (not distributed() or torch.distributed.get_rank() == 0):  # one rank checks what it assumes
-            saver.describe(self.path, format, format_options, {**changed, "check": True})
-        described, self._release = saver.hold(self.path, **self._source)
+            saver.describe(self.path, format, format_options, _recipe.checked(changed))
+        described, self._release = saver.hold(self.path, **self._reading)
         self.save_id: str = described.get("save_id", "")
         self.step: int | None = described.get("step")
         self._entries = [e for e in described.get("entries") or [] if "dtype" in e]
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._release)
             chosen = set(_names.chosen([e["name"] for e in self._entries], names, "LazyWeights"))
-        except BaseException:
-            self._release()
-            raise
+            undo.pop_all()
         self._entries = [e for e in self._entries if e["name"] in chosen]
         self._lock = threading.Lock()
         self._report = LoadReport()
@@ -117,7 +117,7 @@ class LazyWeights:
     def _groups(self) -> Iterator[Group]:
         """Yields the tensors in groups that are read together: each large one alone, and small ones that follow one
         another."""
-        group: list[dict[str, Any]] = []
+        group: list[Entry] = []
         size = 0
         for e in self._entries:
             n = _bytes(e)
@@ -143,26 +143,24 @@ class LazyWeights:
                  for want, _ in cut(e, shape, [0] * len(shape), shape, most)]
         if wants:
             self._count(saver.load(self.path, wants, lambda *_: None, save_id=self.save_id, cast="none",
-                                   **self._source))
+                                   **self._reading))
 
     def _count(self, report: LoadReport) -> None:
         with self._lock:
             self._report = LoadReport.total([self._report, report], self._report.seconds + report.seconds)
 
-    def read(self, boxes: Iterable[tuple[dict[str, Any], Sequence[int], torch.Tensor]]) -> None:
+    def read(self, boxes: Iterable[tuple[Entry, Sequence[int], torch.Tensor]]) -> None:
         """Fills tensors with the boxes of the same shapes that begin at these offsets."""
         loading = Loading(self._job.memory)
         for e, offsets, t in boxes:
             loading.tensor(e["name"], list(e.get("shape") or []), list(offsets), t)
-        source = self._source
-        self._count(loading.run(self._job.own(), self.path, False, source["format"], source["format_options"],
-                                self.save_id, "none", source["recipe"], source["keep"]))
+        self._count(loading.run(self._job.own(), self.path, self._reading, save_id=self.save_id, cast="none"))
 
 
 class Group:
     """Entries of small tensors that are read together, or of one large tensor."""
 
-    def __init__(self, entries: list[dict[str, Any]]):
+    def __init__(self, entries: list[Entry]):
         self.entries = entries
         self.lock = threading.Lock()
         self.whole: dict[str, torch.Tensor] = {}  # what was read, of small tensors
@@ -171,7 +169,7 @@ class Group:
 class Stored:
     """A tensor in a checkpoint."""
 
-    def __init__(self, weights: LazyWeights, entry: dict[str, Any], group: Group):
+    def __init__(self, weights: LazyWeights, entry: Entry, group: Group):
         self.weights, self.entry, self.group = weights, entry, group
         self.shape = tuple(entry.get("shape") or ())
         self.dtype = _memory.dtype_of(entry["dtype"])
@@ -396,10 +394,10 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
-def _bytes(e: dict[str, Any]) -> int:
+def _bytes(e: Entry) -> int:
     return math.prod(e.get("shape") or ()) * element_size(e["dtype"])
 
 
-def _geometry(e: dict[str, Any]) -> torch.Tensor:
+def _geometry(e: Entry) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.empty(e.get("shape") or [], dtype=_memory.dtype_of(e["dtype"]), device="meta")

@@ -17,18 +17,19 @@ import torch
 from cairn import _recipe, errors, names, values
 from cairn._address import address_of
 from cairn._boxes import PIECE, cut
+from cairn._messages import Entry, FormatOptions, Reading, Want
 from cairn._saver import Saver
 from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run, loaded
 from cairn.torch import _memory, _state
-from cairn.torch._job import Job, Sharing, agree, first_says, job, shares
+from cairn.torch._job import Caught, Job, Sharing, agree, broadcast, is_shared, job
 from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Part, Tree, check, check_memory, flatten, is_stateful, memory_of, parts
 
 
 def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str] | Run, *, strict: bool = True,
-         rename: Rename = None, format: str | None = None, format_options: dict[str, Any] | None = None,
+         rename: Rename = None, format: str | None = None, format_options: FormatOptions | None = None,
          allow_pickle: bool = False, cast: str = "in-range", alone: bool = False, share: bool | None = None,
          recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None, reverse: bool = False,
          variables: Mapping[str, Any] | None = None, step: int | None = None, best: str | None = None) -> LoadReport:
@@ -82,33 +83,31 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
 
     recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
-    error, report, sharing = None, LoadReport(), None
+    report, sharing = LoadReport(), None
     if isinstance(path, Run):
         path = newest(path, alone, step, best)
     elif step is not None or best is not None:
         raise errors.OptionsError("step and best choose a checkpoint of a run: "
                                   f"if {path} is one, pass cairn.Run({str(path)!r})", ("storage.options",))
-    try:
-        chosen = _recipe.message(recipe, config, reverse, variables)
+    with Caught() as caught:
+        how: Reading = {"format": format, "format_options": format_options,
+                        "recipe": _recipe.message(recipe, config, reverse, variables)}
         address = address_of(path)
-        if shares(address, share, alone):
+        if is_shared(address, share, alone):
             sharing = Sharing(job(), None, f"load {address}")
         j = job(alone)
-        report = _Load(j, address, strict, rename, format, format_options, allow_pickle, cast, chosen,
-                       alone or j.rank == 0, sharing).run(state)
-    except BaseException as e:  # the other ranks must know
-        error = e
+        report = _Load(j, address, strict, rename, how, allow_pickle, cast, alone or j.rank == 0, sharing).run(state)
     if sharing is not None:
-        if error is not None:
-            sharing.fail(error)
+        if caught.error is not None:
+            sharing.fail(caught.error)
         sharing.close()
     if not alone:
-        agree("load", error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
+        agree("load", caught.error, same=report.save_id, differs=lambda theirs: errors.ChangedError(
             f"another rank has loaded the save {theirs}, and this one {report.save_id}: the ranks have loaded "
             f"different checkpoints, or {path} "
             "was replaced meanwhile", ("storage.changed",)))
-    elif error is not None:
-        raise error
+    elif caught.error is not None:
+        raise caught.error
     loaded(address, report.save_id)
     return report
 
@@ -129,25 +128,23 @@ def newest(run: Run, alone: bool, step: int | None = None, best: str | None = No
             raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
         return path
 
-    return find() if alone else first_says("latest", find, f"load step {step}, best {best}")
+    return find() if alone else broadcast("latest", find, f"load step {step}, best {best}")
 
 
 class _Load:
     """A load, and its options."""
 
-    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, format: str | None,
-                 options: dict[str, Any] | None, allow_pickle: bool, cast: str, recipe: dict[str, Any] | None,
+    def __init__(self, j: Job, path: str, strict: bool, rename: Rename, how: Reading, allow_pickle: bool, cast: str,
                  checks: bool, sharing: Sharing | None):
         self.job, self.path, self.strict, self.rename = j, path, strict, rename
-        self.format, self.options, self.allow_pickle, self.cast = format, options, allow_pickle, cast
-        self.recipe, self.sharing = recipe, sharing
-        self.checks = recipe is not None and checks  # one rank checks what the recipe assumes
+        self.how, self.allow_pickle, self.cast, self.sharing = how, allow_pickle, cast, sharing
+        self.checks = how["recipe"] is not None and checks  # one rank checks what the recipe assumes
 
     @functools.cached_property
-    def entries(self) -> dict[str, dict[str, Any]]:
+    def entries(self) -> dict[str, Entry]:
         """What the checkpoint has, by name."""
-        recipe = {**self.recipe, "check": True} if self.recipe and self.checks else self.recipe
-        described = self.job.own().describe(self.path, self.format, self.options, recipe)
+        how: Reading = {**self.how, "recipe": _recipe.checked(self.how["recipe"])} if self.checks else self.how
+        described = self.job.own().describe(self.path, **how)
         return {e["name"]: e for e in described.get("entries") or []}
 
     @functools.cached_property
@@ -223,8 +220,8 @@ class _Load:
                 rest[k] = self._rest(prefix, set(wanted.values()), loading)
         try:
             saver = self.job.own() if self.sharing is None else self.sharing.saver
-            report = loading.run(saver, self.path, not self.strict, self.format, self.options, cast=self.cast,
-                                 recipe=self.recipe, share=self.sharing)
+            report = loading.run(saver, self.path, self.how, allow_missing=not self.strict, cast=self.cast,
+                                 share=self.sharing)
         except errors.NotFoundError:
             _ = self.entries  # its error has a hint
             raise
@@ -352,7 +349,7 @@ class Loading:
 
     def __init__(self, memory: _memory.Memory, allow_pickle: bool = False):
         self.memory, self.allow_pickle = memory, allow_pickle
-        self.wants: list[dict[str, Any]] = []
+        self.wants: list[Want] = []
         self.targets: list[Any] = []
         self.late: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self.devices: set[torch.device] = set()
@@ -371,13 +368,12 @@ class Loading:
         for want, at in self.pieces(name, shape, offsets, t):
             self.add(want, (_memory.as_bytes(flat), at), t.device)
 
-    def pieces(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> Iterator[tuple[dict[str, Any],
-                                                                                                         int]]:
+    def pieces(self, name: str, shape: list[int], offsets: list[int], t: torch.Tensor) -> Iterator[tuple[Want, int]]:
         """Yields the wants for a box of the shape of t, and the offset of each in the bytes of the box."""
         most = min(PIECE, self.memory.arena.window // 2)
         return cut({"name": name, "dtype": _memory.dtype_name(t.dtype)}, shape, offsets, list(t.shape), most)
 
-    def add(self, want: dict[str, Any], target: Any, device: torch.device) -> None:
+    def add(self, want: Want, target: Any, device: torch.device) -> None:
         """Adds a box, whose bytes fill gets with the target."""
         self.wants.append(want)
         self.targets.append(target)
@@ -393,9 +389,8 @@ class Loading:
         with torch.inference_mode(self.inference or torch.is_inference_mode_enabled()):
             owner.load_state_dict(state)
 
-    def run(self, saver: Saver, path: str, allow_missing: bool, format: str | None, options: dict[str, Any] | None,
-            save_id: str = "", cast: str = "in-range", recipe: dict[str, Any] | None = None,
-            keep: int = 0, share: Sharing | None = None) -> LoadReport:
+    def run(self, saver: Saver, path: str, how: Reading, *, allow_missing: bool = False, save_id: str = "",
+            cast: str = "in-range", share: Sharing | None = None) -> LoadReport:
         """Loads everything. The report has the names that the checkpoint lacks, if allow_missing is set.
 
         ChangedError: save_id is not empty, and the checkpoint has another one.
@@ -404,16 +399,15 @@ class Loading:
         self.copies = _memory.Copies(self.memory, self.devices)
         taken: list[tuple[str, Callable[[Any], None], Any]] = []
 
-        def piece(i: int, data: memoryview | None, value: Any) -> None:
-            if data is None:
+        def piece(i: int, data: memoryview | None, value: tuple[str, bytes] | None) -> None:
+            if value is not None:
                 taken.append((*self.targets[i], values.decode(*value)))
-            elif len(data):
+            elif data:
                 self.fill(self.targets[i], torch.frombuffer(data, dtype=torch.uint8))
 
         try:
-            report = saver.load(path, self.wants, piece, format=format, format_options=options,
-                                allow_missing=allow_missing, save_id=save_id, cast=cast, recipe=recipe, keep=keep,
-                                settle=self.copies.settle, share=share)
+            report = saver.load(path, self.wants, piece, allow_missing=allow_missing, save_id=save_id, cast=cast,
+                                settle=self.copies.settle, share=share, **how)
         finally:
             self.copies.close()
         lacks = set(report.missing)
@@ -424,7 +418,7 @@ class Loading:
                 t.copy_(flat)
         if taken:
             refs = set().union(*(values.refs(v) for _, _, v in taken)) if self.allow_pickle else set()
-            tensors = self._tensors(refs, saver, path, format, options, report.save_id, recipe, keep) if refs else {}
+            tensors = self._tensors(refs, saver, path, how, report.save_id) if refs else {}
             described: set[str] = set()
             for name, take, v in taken:
                 take(new := made(name, v, self.allow_pickle, tensors))
@@ -433,10 +427,10 @@ class Loading:
                 values.warn_of(path, described)
         return report
 
-    def _tensors(self, refs: set[str], saver: Saver, path: str, format: str | None, options: dict[str, Any] | None,
-                 save_id: str, recipe: dict[str, Any] | None, keep: int) -> dict[str, torch.Tensor]:
+    def _tensors(self, refs: set[str], saver: Saver, path: str, how: Reading,
+                 save_id: str) -> dict[str, torch.Tensor]:
         """Reads the tensors inside of objects."""
-        entries = saver.describe(path, format, options, recipe, keep).get("entries") or []
+        entries = saver.describe(path, **how).get("entries") or []
         loading, out = Loading(self.memory), {}
         for e in entries:
             if e["name"] in refs:
@@ -444,7 +438,7 @@ class Loading:
                 t = torch.empty(shape, dtype=_memory.dtype_of(e["dtype"]))
                 loading.tensor(e["name"], shape, [0] * len(shape), t)
                 out[e["name"]] = parameter(e, t)
-        loading.run(saver, path, False, format, options, save_id, "none", recipe, keep)
+        loading.run(saver, path, how, save_id=save_id, cast="none")
         return out
 
     def fill(self, target: Any, source: torch.Tensor) -> None:
@@ -453,7 +447,7 @@ class Loading:
         self.copies.copy(flat, at, source)
 
 
-def parameter(entry: Mapping[str, Any], t: torch.Tensor) -> torch.Tensor:
+def parameter(entry: Entry, t: torch.Tensor) -> torch.Tensor:
     """Returns a tensor inside of an object. Objects that hold tensors with gradients are nearly always modules."""
     return torch.nn.Parameter(t) if entry.get("requires_grad") else t
 

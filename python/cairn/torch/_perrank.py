@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from cairn.torch._job import distributed
+from cairn.torch._state import StateDict
 
 _log = logging.getLogger("cairn")
 
@@ -55,7 +56,7 @@ class PerRank:
         """How many such numbers there are."""
         return self._place[1] if self._place else dist.get_world_size() if distributed() else 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         # In a tuple, the dict is one value, and not a name for each of its entries.
         return {"ranks": self.ranks, str(self.rank): (self.of.state_dict(),)}
 
@@ -63,7 +64,7 @@ class PerRank:
         """Returns the names of the states that a load reads, if the checkpoint has them."""
         return [str(self.rank)]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         saved, held = state["ranks"], state.get(str(self.rank))
         self.loaded = False
         if held is not None and saved == self.ranks:
@@ -104,7 +105,7 @@ class RandomState(PerRank):
     def wanted(self) -> list[str]:
         return sorted({"0", str(self.rank)})
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         saved, ranks, held, first = state["ranks"], self.ranks, state.get(str(self.rank)), state.get("0")
         self.loaded = held is not None
         if held is not None:
@@ -128,10 +129,10 @@ class RandomState(PerRank):
 class _Generators:
     """The generators of this process. Their states are plain data, and no pickles."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {k: _bytes(v) if isinstance(v, torch.Tensor) else v for k, v in random_states().items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         set_random_states({k: torch.tensor(list(v), dtype=torch.uint8) if isinstance(v, bytes) else v
                            for k, v in state.items()})
 
@@ -140,9 +141,9 @@ def _bytes(v: Any) -> bytes:
     return bytes(v.tolist()) if isinstance(v, torch.Tensor) else bytes(v)
 
 
-def random_states(every_device: bool = False) -> dict[str, Any]:
+def random_states(every_device: bool = False) -> StateDict:
     """Returns the states of the random number generators of this process."""
-    out: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    out: StateDict = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, *rest = numpy.random.get_state()
         out["numpy"] = (name, keys.tolist(), *rest)
@@ -153,7 +154,7 @@ def random_states(every_device: bool = False) -> dict[str, Any]:
     return out
 
 
-def set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: StateDict) -> None:
     """Sets the generators of this process. Generators that are not there are left out."""
     random.setstate(states["python"])
     torch.set_rng_state(states["cpu"])

@@ -164,18 +164,18 @@ class Preemption:
         try:
             handle = async_save(state, path, **options)
             self._wait(handle, handle.staged, "staged")
-            self._say(logging.WARNING, f"the state for {handle._path} was staged {self._after()}: when all ranks have "
+            self._say(logging.WARNING, f"the state for {handle.path} was staged {self._after()}: when all ranks have "
                                        "staged it, the saver processes complete the save even if the ranks are killed")
             report: SaveReport = self._wait(handle, handle, "complete")
             self._wait(handle, handle.uploaded, "uploaded")
-        except BaseException as e:
+        except BaseException as e:  # Ctrl-C too: the log says why there is no checkpoint
             self._say(logging.ERROR, f"the save to {path} has failed, {self._after()}: {e!r}")
             raise
         left = self.left()
         how = "" if left is None else f", {left:.1f} s before the deadline" if left >= 0 \
             else f", {-left:.1f} s after the deadline"
         self._say(logging.ERROR if left is not None and left < 0 else logging.WARNING,
-                  f"the save to {handle._path} was complete {self._after()}{how}")
+                  f"the save to {handle.path} was complete {self._after()}{how}")
         return report
 
     @staticmethod
@@ -198,7 +198,7 @@ class Preemption:
                     raise
             self._warned = True
             moved, planned = handle.progress()
-            self._say(logging.ERROR, f"the save to {handle._path} is not {what}, {self._after()}, {self.left():.1f} s "
+            self._say(logging.ERROR, f"the save to {handle.path} is not {what}, {self._after()}, {self.left():.1f} s "
                                      f"before the deadline: rank 0 has written {moved} of {planned} bytes")
         return future.result()
 

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
+import functools
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cairn import errors
-from cairn.runs import Policy, Run
-from cairn.torch._handle import Handle
-from cairn.torch._job import Job
-from cairn.torch._save import State, begin, described
-
-_runs: dict[tuple[str, str], Run] = {}  # by address and policy: to check a policy takes long
-_published: dict[str, _Versions] = {}  # by the address of the run
-_UNDER_WAY = 2  # versions of a run that are under way at the same time
-
-
-@dataclass
-class _Versions:
-    """The versions of a run, as far as this process knows them."""
-
-    complete: int | None = None  # the newest complete one, or -1. None: the process has not looked
-    under_way: list[tuple[int, Handle]] = field(default_factory=list)
-
-    def settle(self) -> None:
-        """Notes which versions are complete by now. One that has failed does not count."""
-        over = [(version, handle) for version, handle in self.under_way if handle.done()]
-        self.under_way = [row for row in self.under_way if row not in over]
-        for version, handle in over:
-            if handle._reply.error is None:
-                self.complete = max(version, -1 if self.complete is None else self.complete)
-            elif isinstance(handle._reply.error, errors.ExistsError):
-                self.complete = None  # another process publishes too
-
-
-os.register_at_fork(after_in_child=_published.clear)  # a child does not hear of the saves of its parent
+from cairn._request import SaveRequest
+from cairn.runs import Policy, Run, policy_text
+from cairn.torch._description import State
+from cairn.torch._handle import Handle, unseen
+from cairn.torch._job import Job, job
+from cairn.torch._remembered import describe
+from cairn.torch._save import begin
+from cairn.torch._versions import Versions
 
 
 def publish(model: torch.nn.Module | Mapping[Any, Any], run: str | os.PathLike[str] | Run, version: int, *,
@@ -80,19 +58,16 @@ def publish(model: torch.nn.Module | Mapping[Any, Any], run: str | os.PathLike[s
     parts that are equal.
     """
     known, number = _remembering(run, keep), operator.index(version)
-    versions = _published.setdefault(known.path, _Versions())
-    while True:
-        versions.settle()
-        if len(versions.under_way) < _UNDER_WAY:
-            break
-        concurrent.futures.wait([versions.under_way[0][1]])  # an error stays in its handle
 
     def make(j: Job) -> State:
+        versions = j.published.setdefault(known.path, Versions())
+        versions.wait()
+        unseen.report()  # of the version that it has waited for
         if number < 0:
             raise errors.OptionsError(f"the version is {number}; want 0 or more", ("storage.options",))
         if j.rank == 0:
-            _check(known, versions, number)
-        return described(j, model, False)
+            versions.check(known, number)
+        return describe(j, model, False)
 
     def explain(error: BaseException) -> BaseException:
         if not isinstance(error, errors.ExistsError):
@@ -101,8 +76,9 @@ def publish(model: torch.nn.Module | Mapping[Any, Any], run: str | os.PathLike[s
                                   f"version {number + 1} or a later one ({error})", error.codes)
 
     to = known if number >= 0 else known.path  # make refuses the version
-    handle = begin(make, to, number, tags, False, "native", None, 0, overlap, metrics=metrics, explain=explain)
-    versions.under_way.append((number, handle))
+    request = SaveRequest(path=to, step=number, tags=tags, metrics=metrics, overwrite=False)
+    handle = begin(request, make, overlap=overlap, explain=explain)
+    job().published.setdefault(known.path, Versions()).under_way.append((number, handle))
     return handle
 
 
@@ -117,20 +93,10 @@ def _remembering(run: str | os.PathLike[str] | Run, keep: Policy | None) -> Run:
         run = copy.copy(run)
         run.remember = True
         return run
-    key = os.fspath(run), repr(keep)
-    if key not in _runs:
-        _runs[key] = Run(run, keep="last 4" if keep is None else keep, remember=True)
-    return _runs[key]
+    return _run("last 4" if keep is None else policy_text(keep), os.fspath(run), os.getcwd())
 
 
-def _check(run: Run, versions: _Versions, version: int) -> None:
-    """Raises ExistsError if the run has the version or a newer one. It looks at the run only if it must."""
-    if versions.complete is None:
-        # Also versions on a line that was left are never replaced.
-        versions.complete = max((c.step for c in run.checkpoints() if c.complete and c.step is not None), default=-1)
-    last, state = versions.complete, ""
-    if versions.under_way and versions.under_way[-1][0] > last:
-        last, state = versions.under_way[-1][0], ", which is under way"
-    if version <= last:
-        raise errors.ExistsError(f"{run.path} has version {last}{state}: publish version {last + 1} or a later one "
-                                 f"instead of {version}", ("storage.exists",))
+@functools.lru_cache
+def _run(keep: str, path: str, folder: str) -> Run:
+    """Returns the run at a path, as seen from a folder. To check a policy takes long."""
+    return Run(path, keep=keep, remember=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import shutil
 import threading
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from cairn import errors
 from cairn.runs import Member, remove_one
-from cairn.torch._handle import Handle
+from cairn.torch._handle import Handle, failure
 
 Target = str | Member  # an address, or a checkpoint of a run, in all of its places
 
@@ -30,7 +29,7 @@ class Remover:
         self._problems: list[str] = []
         self._uploads: list[Handle] = []  # saves whose upload may be under way
 
-    def saved(self, handle: Handle) -> None:
+    def note_save(self, handle: Handle) -> None:
         """Notes a save, whose upload a removal must not disturb."""
         self._uploads = [h for h in self._uploads if not h.uploaded.done()] + [handle]
 
@@ -60,8 +59,7 @@ class Remover:
         def work() -> None:
             if before is not None:
                 before.join()
-            # This way of asking for the error does not count as having seen it.
-            if after is not None and concurrent.futures.Future.exception(after) is not None:
+            if after is not None and failure(after) is not None:
                 self._take()
                 return
             try:
@@ -82,7 +80,7 @@ class Remover:
         if last:
             for target in self._wanted:  # nothing else uses it now
                 if (handle := self._upload(target)) is not None:
-                    concurrent.futures.Future.exception(handle.uploaded)
+                    failure(handle.uploaded)
             self._remove_all(last)
         problems, self._problems = self._problems, []
         for text in problems:

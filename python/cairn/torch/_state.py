@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from cairn import errors
+
+StateDict: TypeAlias = dict[str, Any]
+"""The state of a user, or of an object in it: tensors, values, dicts and lists by name, of any class."""
 
 _MAX_DEPTH = 256
 _MAX_NAME = 4096

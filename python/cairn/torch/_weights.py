@@ -16,10 +16,11 @@ import torch
 from cairn import _recipe, errors, names as _names
 from cairn._address import address_of
 from cairn._boxes import PIECE, box, cut, element_size
+from cairn._messages import Described, Entry, FormatOptions, Reading, Want
 from cairn.reports import LoadReport
 from cairn.runs import Run
 from cairn.torch import _memory
-from cairn.torch._job import Job, Sharing, job, shares
+from cairn.torch._job import Caught, Job, Sharing, is_shared, job
 from cairn.torch._load import newest
 
 Slices = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None
@@ -28,7 +29,7 @@ Slices = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None
 def weights(path: str | os.PathLike[str] | Run, device: torch.device | str | int = "cpu", names: _names.Names = None,
             slices: Slices = None, *, recipe: str | os.PathLike[str] | None = None, config: _recipe.Config = None,
             reverse: bool = False, variables: Mapping[str, Any] | None = None, format: str | None = None,
-            format_options: dict[str, Any] | None = None, base: str | os.PathLike[str] | None = None,
+            format_options: FormatOptions | None = None, base: str | os.PathLike[str] | None = None,
             share: bool | None = None, alone: bool = False, window: int = 1 << 30,
             pin_memory: bool = False) -> WeightIterator:
     """Returns an iterator of (name, tensor) over the tensors of a checkpoint of any format.
@@ -77,33 +78,30 @@ def weights(path: str | os.PathLike[str] | Run, device: torch.device | str | int
     if isinstance(path, Run):
         path = newest(path, alone)
     address = address_of(path)
-    source: dict[str, Any] = {"format": format, "format_options": format_options,
-                              "recipe": _recipe.message(recipe, config, reverse, variables)}
-    together = shares(address, share, alone)
-    j, plan, error, sharing = None, [], None, None
+    chosen = _recipe.message(recipe, config, reverse, variables)
+    how: Reading = {"format": format, "format_options": format_options, "recipe": chosen}
+    together = is_shared(address, share, alone)
+    j, plan, save_id, sharing = None, [], "", None
     to = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    try:
+    with Caught() as caught:
         j = job(alone)
         if to.type == "cuda" and to.index is None:
             to = torch.device("cuda", torch.cuda.current_device())
-        checked = {**source["recipe"], "check": True} if source["recipe"] and (alone or j.rank == 0) else None
-        described = j.own().describe(address, format, format_options, checked or source["recipe"])
-        plan = _plan(described, address, names, slices)
-        source["save_id"] = described.get("save_id", "")
-    except BaseException as e:  # the other ranks must know
-        error = e
+        described = j.own().describe(address, format, format_options,
+                                     _recipe.checked(chosen) if alone or j.rank == 0 else chosen)
+        plan, save_id = _plan(described, address, names, slices), described.get("save_id", "")
     if together:
-        sharing = Sharing(j, error, f"load weights of {address}")
-    elif error is not None:
-        raise error
+        sharing = Sharing(j, caught.error, f"load weights of {address}")
+    elif caught.error is not None:
+        raise caught.error
     assert j is not None
-    try:
-        return WeightIterator(_Stream(j, sharing, address, plan, to, source, window, pin_memory))
-    except BaseException as e:
-        if sharing is not None:
-            sharing.fail(e)
-            sharing.close()
-        raise
+    with Caught() as caught:
+        return WeightIterator(_Stream(j, sharing, address, plan, to, how, save_id, window, pin_memory))
+    assert caught.error is not None
+    if sharing is not None:
+        sharing.fail(caught.error)
+        sharing.close()
+    raise caught.error
 
 
 class WeightIterator(Iterator[tuple[str, torch.Tensor]]):
@@ -144,7 +142,7 @@ class WeightIterator(Iterator[tuple[str, torch.Tensor]]):
 class _Part:
     """A part of a tensor that is to be read."""
 
-    def __init__(self, entry: dict[str, Any], index: Any):
+    def __init__(self, entry: Entry, index: Any):
         self.name: str = entry["name"]
         self.entry = entry
         self.shape = list(entry.get("shape") or [])
@@ -167,7 +165,7 @@ class _Part:
             other.entry.get("alias"), other.offsets, other.sizes, other.after)
 
 
-def _plan(described: dict[str, Any], address: str, names: _names.Names, slices: Slices) -> list[_Part]:
+def _plan(described: Described, address: str, names: _names.Names, slices: Slices) -> list[_Part]:
     """Returns the parts to read, in the order of the files."""
     entries = {e["name"]: e for e in described.get("entries") or [] if "dtype" in e}
     chosen = set(_names.chosen(list(entries), names, "weights"))
@@ -204,10 +202,10 @@ class _Stream:
     """Reads ahead, in a thread."""
 
     def __init__(self, j: Job, sharing: Sharing | None, address: str, plan: list[_Part], device: torch.device,
-                 source: dict[str, Any], window: int, pin_memory: bool):
+                 how: Reading, save_id: str, window: int, pin_memory: bool):
         self._job, self._sharing, self._address, self._plan = j, sharing, address, plan
         self._saver = j.own() if sharing is None else sharing.saver
-        self._device, self._source, self._window = device, source, window
+        self._device, self._how, self._save_id, self._window = device, how, save_id, window
         self._new = functools.partial(torch.empty, device=device, pin_memory=pin_memory and device.type == "cpu")
         # New tensors belong to the stream of the caller, as if the caller had made them.
         self._caller = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -254,21 +252,19 @@ class _Stream:
         self._items.clear()
 
     def _run(self) -> None:
-        error, report = None, None
-        try:
+        report = None
+        with Caught() as caught:  # _Closed too
             self._job.memory.reclaim()
             report = self._saver.load(self._address, self._wants(), self._piece, settle=self._settle,
-                                      share=self._sharing, **self._source)
-        except BaseException as e:
-            error = e
+                                      share=self._sharing, save_id=self._save_id, **self._how)
         self._copies.close()
         if self._sharing is not None:
             self._sharing.close()
         with self._changed:
-            self.report, self._error, self._over = report, error or self._error, True
+            self.report, self._error, self._over = report, caught.error or self._error, True
             self._changed.notify_all()
 
-    def _wants(self) -> Iterator[dict[str, Any] | None]:
+    def _wants(self) -> Iterator[Want | None]:
         """Yields what is to be read, as far as the window allows. saver.load iterates."""
         most = min(PIECE, self._job.arena.window // 2)
         i = asked = 0

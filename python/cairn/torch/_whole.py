@@ -12,28 +12,30 @@ import torch
 
 from cairn import errors
 from cairn._address import address_of
+from cairn._request import SaveRequest
 from cairn.runs import Member, loaded
 from cairn.torch import _memory
 from cairn.torch._handle import Handle
 from cairn.torch._job import job
 from cairn.torch._load import Loading
-from cairn.torch._save import begin, described
-from cairn.torch._state import Tree
+from cairn.torch._remembered import describe
+from cairn.torch._save import begin
+from cairn.torch._state import StateDict, Tree
 
 
-def async_save_whole(state: dict[str, Any], path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
+def async_save_whole(state: StateDict, path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
                      may_differ: bool = False, metrics: Mapping[str, float] | None = None,
                      overwrite: bool | None = None) -> Handle:
     """Saves a state in the background, as cairn.torch.async_save does.
 
     With alone, only this rank saves. The state has no sharded tensors then.
     """
-    return begin(lambda j: described(j, state, alone, whole=True), path, step, None, overwrite, "native", None, 0,
-                 False, alone, may_differ=may_differ, metrics=metrics)
+    request = SaveRequest(path=path, step=step, metrics=metrics, overwrite=overwrite, tensors_may_differ=may_differ)
+    return begin(request, lambda j: describe(j, state, alone, whole=True), alone=alone)
 
 
 def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,
-               allow_pickle: bool = False, patience: float = 0) -> dict[str, Any]:
+               allow_pickle: bool = False, patience: float = 0) -> StateDict:
     """Returns a state as it was saved, in dicts and lists, or some keys of it. Each rank calls it on its own.
 
     If a saver process is still writing the checkpoint, it waits for up to patience seconds.
@@ -68,6 +70,6 @@ def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = No
             tied[alias] = t
         root.place(steps, t)
         loading.tensor(name, shape, [0] * len(shape), t)
-    loading.run(saver, address_of(path), False, None, None, described.get("save_id", ""))
+    loading.run(saver, address_of(path), {}, save_id=described.get("save_id", ""))
     loaded(address_of(path), described.get("save_id", ""))
     return root.result()

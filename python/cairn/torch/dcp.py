@@ -48,14 +48,20 @@ from torch.futures import Future
 
 from cairn import errors
 from cairn._address import SCHEMES, address_of
+from cairn._messages import FormatOptions
+from cairn._request import SaveRequest, new_id
 from cairn.reports import SaveReport, UploadReport
 from cairn.runs import Member, Run, loaded
 from cairn.torch import _memory
+from cairn.torch._description import State
 from cairn.torch._handle import Outcome
 from cairn.torch._job import distributed, job
 from cairn.torch._load import Loading
-from cairn.torch._save import Pickled, State, begin, copy_units, events, new_id, span
-from cairn.torch._state import Leaf, Part
+from cairn.torch._pickled import Pickled
+from cairn.torch._save import begin
+from cairn.torch._staging import copy_units, events
+from cairn.torch._state import Leaf, Part, StateDict
+from cairn.torch._units import span
 
 _COPY_AHEAD = 10_000_000  # the default of PyTorch's FileSystemWriter
 _VERSION: str | None = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # older versions of PyTorch have none
@@ -73,7 +79,7 @@ class Stager(AsyncStager):
 
     _synchronize_after_execute = False
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def stage(self, state_dict: StateDict) -> StateDict:
         """Returns a copy of a state. The caller may change the state when it returns."""
         memory = job().memory
         held = list(_tensors(state_dict))
@@ -147,7 +153,7 @@ class Writer(StorageWriter, Stager):
                  cache_staged_state_dict: bool = False, overwrite: bool | None = None,
                  _extensions: Sequence[Any] | None = None, serialization_format: Any = None, *, step: int | None = None,
                  tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, format: str = "native",
-                 format_options: dict[str, Any] | None = None, files_per_rank: int = 0):
+                 format_options: FormatOptions | None = None, files_per_rank: int = 0):
         if not single_file_per_rank:
             _note("single_file_per_rank=False",
                   "a file holds many tensors, and each of them can be read without the others")
@@ -169,8 +175,9 @@ class Writer(StorageWriter, Stager):
         self.run = path if isinstance(path, Run) else None
         self.path = _path(path.member(step).path if isinstance(path, Run) else path)
         self.fs = _file_system(self.path)
-        self.overwrite, self.metrics = overwrite, metrics
-        self.options = (step, tags, overwrite, format, format_options, files_per_rank or thread_count or 0)
+        self.overwrite = overwrite
+        self.request = SaveRequest(path=path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
+                                   format_options=format_options, files_per_rank=files_per_rank or thread_count or 0)
         self.save_id, self._used = new_id(), False
         self.report: SaveReport | None = None
         """The report of the last save."""
@@ -225,9 +232,9 @@ class Writer(StorageWriter, Stager):
             self.save_id = new_id()
         self._used = True
         try:
-            handle = begin(lambda j: State(_leaves(plan, planner), j.memory), self._target(self.path), *self.options,
-                           overlap=False, alone=plan.storage_data == 1 < ranks, save_id=self.save_id,
-                           metrics=self.metrics)
+            request = dataclasses.replace(self.request, path=self._target(self.path), save_id=self.save_id)
+            handle = begin(request, lambda j: State(_leaves(plan, planner), j.memory),
+                           alone=plan.storage_data == 1 < ranks)
             self.report, self.uploaded = handle.result(), handle.uploaded
         except errors.ExistsError as e:
             if self.overwrite is not False:
@@ -270,7 +277,7 @@ class Reader(StorageReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], _extension_registry: Any = None, *, format: str | None = None,
-                 format_options: dict[str, Any] | None = None, cast: str = "in-range"):
+                 format_options: FormatOptions | None = None, cast: str = "in-range"):
         if _extension_registry is not None:
             _note("_extension_registry",
                   "Reader decompresses what PyTorch's own extensions have compressed, and can apply no others")
@@ -295,7 +302,7 @@ class Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Describes the checkpoint. Each tensor is one chunk, however it was saved."""
         described = job().own().describe(os.fspath(self.path), self.format, self.format_options)
-        entries: dict[str, Any] = {}
+        entries: dict[str, BytesStorageMetadata | TensorStorageMetadata] = {}
         paths: dict[str, tuple[Any, ...]] = {}
         for e in described.get("entries") or []:
             name = e["name"]
@@ -351,8 +358,8 @@ class Reader(StorageReader):
             loading.tensor(name, list(described.size), list(item.storage_offsets), t.detach())
             filled.append((item, t))
         meta = self._metadata.storage_meta
-        loading.run(j.own(), os.fspath(self.path), False, self.format, self.format_options,
-                    (meta and meta.save_id) or "", self.cast)
+        loading.run(j.own(), os.fspath(self.path), {"format": self.format, "format_options": self.format_options},
+                    save_id=(meta and meta.save_id) or "", cast=self.cast)
         loaded(address_of(self.path), (meta and meta.save_id) or "")
         for item, t in filled:
             planner.commit_tensor(item, t)

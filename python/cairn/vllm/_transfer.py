@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 from cairn._arena import default_ceiling
 from cairn.errors import MismatchError, OptionsError
 from cairn.runs import Run
-from cairn.torch._job import agree, distributed
+from cairn.torch._job import Caught, agree, distributed
 from cairn.torch._lazy import LazyWeights
 from cairn.torch._serving import Source, each
 
@@ -79,11 +80,10 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Verifies and loads a version."""
         begun = time.perf_counter()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.finish_weight_update)  # nothing is loaded, so the model gets its weights back
             weights = self._verified(update_info.version)
-        except BaseException:
-            self.finish_weight_update()  # nothing is loaded, so the model gets its weights back
-            raise
+            undo.pop_all()
         self.version = None  # if the load fails, the model has parts of both versions
         self.model.load_weights(each(weights))
         self.version = update_info.version
@@ -93,18 +93,15 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _verified(self, version: int) -> LazyWeights:
         """Opens a version and verifies it with the other workers. If that fails on any of them, it raises on all."""
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed() else (0, 1)
-        error, weights = None, None
-        try:
+        weights = None
+        with Caught() as caught:
             weights = self._open(version)
             weights.verify(rank, ranks)
-        except BaseException as e:  # the other workers must know
-            error = e
-        try:
-            agree("transfer", error)
-        except BaseException:
+        with contextlib.ExitStack() as undo:
             if weights is not None:
-                weights.close()
-            raise
+                undo.callback(weights.close)
+            agree("transfer", caught.error)
+            undo.pop_all()
         assert weights is not None
         return weights
 

@@ -16,7 +16,7 @@ import torch.utils.data
 
 import cairn
 import cairn.torch
-from cairn.torch._save import Staging
+from cairn.torch._staging import Staging
 from device import CUDA, DEVICE, ENV, Case, blank, busy, copy_of, killed_state, noise, on_stream, slow
 
 LARGE = 128 << 20 if CUDA else 24 << 20  # bytes that take a while to copy

@@ -18,13 +18,13 @@ LIMIT = 100
 class Futures(Case):
     def held(self, **options):
         """Begins a save that is not staged before the event that is returned is set."""
-        go, copy_units = threading.Event(), cairn.torch._save.copy_units
+        go, copy_units = threading.Event(), cairn.torch._staging.copy_units
 
         def late(*args):
             go.wait(LIMIT)
             return copy_units(*args)
 
-        patched = unittest.mock.patch.object(cairn.torch._save, "copy_units", late)
+        patched = unittest.mock.patch.object(cairn.torch._staging, "copy_units", late)
         patched.start()
         self.addCleanup(patched.stop)
         self.addCleanup(go.set)
@@ -66,7 +66,7 @@ class Futures(Case):
             cairn.torch.close()
 
     def test_a_copy_that_fails_fails_the_upload_too(self):
-        with unittest.mock.patch.object(cairn.torch._save, "copy_units", side_effect=MemoryError("no room")):
+        with unittest.mock.patch.object(cairn.torch._staging, "copy_units", side_effect=MemoryError("no room")):
             handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), remote=self.path("remote"))
             for future in (handle, handle.staged, handle.uploaded):
                 self.assertIsInstance(future.exception(LIMIT), MemoryError)

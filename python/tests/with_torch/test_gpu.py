@@ -47,13 +47,13 @@ class Devices(Case):
     def test_a_job_that_is_closed_during_a_copy(self):
         """CUDA forgets its memory: the next job may have other memory at the same address."""
         for seed in range(3):
-            go, copy_units = threading.Event(), cairn.torch._save.copy_units
+            go, copy_units = threading.Event(), cairn.torch._staging.copy_units
 
             def late(*args, go=go, copy_units=copy_units):
                 go.wait(100)
                 return copy_units(*args)
 
-            with mock.patch.object(cairn.torch._save, "copy_units", late):
+            with mock.patch.object(cairn.torch._staging, "copy_units", late):
                 handle = cairn.torch.async_save({"w": noise((1 << 24,), seed=seed)}, self.path("lost"), overlap=True)
                 saver = cairn.torch._job.job().saver
                 saver.process.kill()

@@ -136,17 +136,17 @@ class Overwrite(Case):
         cairn.torch.save(state, self.path("a"), **file)
 
     def test_a_save_whose_saver_has_died_counts(self):
-        place = _ours.begun(self.path("a"), "1")  # the error of its handle does not say whether it was committed
-        _ours.begun(self.path("a"), "2")
-        self.assertEqual(_ours.at(self.path("a")), ["1", "2"])
-        _ours.loaded(self.path("a"), "0")  # while the saves are pending
-        self.assertEqual(_ours.at(self.path("a")), ["0", "", "1", "2"])
-        _ours.saved(place, "1", "1b")
-        self.assertEqual(_ours.at(self.path("a")), ["1b", "", "2"])
+        place = _ours.note_begun(self.path("a"), "1")  # the error of its handle does not say whether it was committed
+        _ours.note_begun(self.path("a"), "2")
+        self.assertEqual(_ours.ids_at(self.path("a")), ["1", "2"])
+        _ours.note_loaded(self.path("a"), "0")  # while the saves are pending
+        self.assertEqual(_ours.ids_at(self.path("a")), ["0", "", "1", "2"])
+        _ours.note_saved(place, "1", "1b")
+        self.assertEqual(_ours.ids_at(self.path("a")), ["1b", "", "2"])
         for i in range(100):
-            _ours.begun(self.path("a"), f"failed-{i}")
-        self.assertEqual(_ours.at(self.path("a"))[:2], ["1b", ""])
-        self.assertLess(len(_ours.at(self.path("a"))), 70)
+            _ours.note_begun(self.path("a"), f"failed-{i}")
+        self.assertEqual(_ours.ids_at(self.path("a"))[:2], ["1b", ""])
+        self.assertLess(len(_ours.ids_at(self.path("a"))), 70)
 
 
 class Choose(Case):
@@ -184,7 +184,7 @@ class Due(Case):
         self.assertGreater(len(cases), 3)
         for c in cases:
             run = cairn.Run(self.path("run"), save=c["policy"])
-            with unittest.mock.patch.object(_due, "first_says", side_effect=AssertionError("rank 0 was asked")):
+            with unittest.mock.patch.object(_due, "broadcast", side_effect=AssertionError("rank 0 was asked")):
                 self.assertEqual([s for s in c["calls"] if _due.is_due(run._due, s)], c["due"], c["policy"])
         run = cairn.Run(self.path("run"), save=[cairn.every(steps=10)])
         for handle in [run.save_if_due({"w": torch.ones(3)}, step) for step in (49, 50)]:

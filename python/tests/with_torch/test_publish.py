@@ -1,5 +1,6 @@
 """Versions of the weights of a model, published to a run."""
 
+import concurrent.futures
 import os
 import unittest.mock
 
@@ -9,8 +10,9 @@ from torch.distributed.fsdp import fully_shard
 
 import cairn
 import cairn.torch
+from cairn._reply import Reply
 from cairn.torch import _publish
-from cairn.torch._handle import Handle
+from cairn.torch._handle import Handle, settle
 from device import Case, join, spawn
 
 
@@ -37,10 +39,6 @@ def loaded(run, version, like):
 
 
 class Publishing(Case):
-    def setUp(self):
-        super().setUp()
-        _publish._published.clear()
-
     def assert_version(self, run, version, want):
         got = loaded(run, version, want)
         for name, t in want.items():
@@ -84,7 +82,7 @@ class Publishing(Case):
         for v in 5, 4, 1:
             with self.assertRaisesRegex(cairn.ExistsError, "version 5: publish version 6 or a later one"):
                 cairn.torch.publish(weights, run, v)
-        _publish._published.clear()  # as a process that resumes
+        cairn.torch._job.job().published.clear()  # as a process that resumes
         with self.assertRaises(cairn.ExistsError):
             cairn.torch.publish(weights, run.path, 5)
         self.assertEqual(cairn.torch.publish(weights, run, 6).result().step, 6)
@@ -160,26 +158,27 @@ class Publishing(Case):
         """publish waits for the older one of two. Its error stays in its handle."""
         handles, waited = [], []
 
-        def begin(make, path, step, *args, **options):
-            handles.append(Handle(path.path_of(step)))
+        def begin(request, make, **options):
+            make(cairn.torch._job.job())
+            handles.append(Handle(request.path.path_of(request.step), Reply(), None))
             return handles[-1]
 
         def over(pending):
             (handle,) = pending
             waited.append(handles.index(handle))
-            handle._settle(error=cairn.CairnError("on purpose"))
+            settle(handle, error=cairn.CairnError("on purpose"))
 
         with unittest.mock.patch.object(_publish, "begin", begin), \
-                unittest.mock.patch.object(_publish.concurrent.futures, "wait", over):
+                unittest.mock.patch.object(concurrent.futures, "wait", over):
             for version in range(1, 6):
                 cairn.torch.publish({"w": torch.zeros(1)}, self.path("weights"), version)
             self.assertEqual(waited, [0, 1, 2])
             cairn.torch.publish({"w": torch.zeros(1)}, self.path("others"), 1)  # another run does not wait
-            handles[4]._settle(error=cairn.CairnError("on purpose"))  # of two, the newer one is over
+            settle(handles[4], error=cairn.CairnError("on purpose"))  # of two, the newer one is over
             cairn.torch.publish({"w": torch.zeros(1)}, self.path("weights"), 6)
             self.assertEqual(waited, [0, 1, 2])
             with self.assertRaisesRegex(cairn.ExistsError, "has version 6, which is under way: publish version 7 "):
-                _publish._check(cairn.Run(self.path("weights")), _publish._published[self.path("weights")], 6)
+                cairn.torch.publish({"w": torch.zeros(1)}, self.path("weights"), 6)
         with self.assertRaisesRegex(cairn.CairnError, "on purpose"):
             handles[0].result()
 
@@ -189,7 +188,6 @@ class Publishing(Case):
             train(model, v)
             cairn.torch.publish(model, run, v).result()
         cairn.torch.close()  # the next saver process has no files in memory
-        _publish._published.clear()
         train(model, 3)
         cairn.torch.publish(model, run, 3).result()
         cairn.torch.close()

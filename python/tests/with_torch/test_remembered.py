@@ -10,7 +10,7 @@ import torch
 
 import cairn
 import cairn.torch
-from cairn.torch import _save
+from cairn.torch import _remembered
 from device import DEVICE, Case, noise
 
 
@@ -18,13 +18,13 @@ class Remembered(Case):
     def saved(self, state, again):
         """Saves a state and loads it, and reports whether its description was remembered."""
         found = []
-        look = _save.Remembered.again
+        look = _remembered.Remembered.again
 
         def looked(*args):
             found.append(look(*args))
             return found[-1]
 
-        with mock.patch.object(_save.Remembered, "again", looked):
+        with mock.patch.object(_remembered.Remembered, "again", looked):
             cairn.torch.save(state, self.path())
         self.assertEqual(any(f is not None for f in found), again)
         with cairn.open(self.path(), framework="torch") as c:
@@ -157,7 +157,7 @@ class Remembered(Case):
     def test_another_module_of_the_same_form(self):
         def marked(net):
             return [item.get("may_differ", False)
-                    for item in _save.described(cairn.torch._job.job(), {"net": net}, False).items]
+                    for item in _remembered.describe(cairn.torch._job.job(), {"net": net}, False).items]
 
         buffer, parameter = torch.nn.Module(), torch.nn.Module()
         buffer.register_buffer("x", torch.zeros(3))

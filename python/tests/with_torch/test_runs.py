@@ -317,7 +317,7 @@ class Removals(Case):
         run = cairn.Run("s3://bucket/run", remote="gs://bucket/run")
         handle = unittest.mock.Mock(uploaded=concurrent.futures.Future(), path=run.member(1).path)
         with unittest.mock.patch.object(_removal, "remove_one", lambda address, force: calls.append(address)):
-            remover.saved(handle)
+            remover.note_save(handle)
             remover.add(run.member(1))
             remover.begin(None)
             remover.settle()

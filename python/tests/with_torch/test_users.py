@@ -75,7 +75,7 @@ class Unseen(Case):
 
     def test_an_error_while_the_state_is_copied_is_that_of_the_result(self):
         for overlap in (False, True):
-            with self.subTest(overlap=overlap), unittest.mock.patch.object(cairn.torch._save, "copy_units",
+            with self.subTest(overlap=overlap), unittest.mock.patch.object(cairn.torch._staging, "copy_units",
                                                                            side_effect=OSError("no copy")):
                 handle = cairn.torch.async_save({"x": noise((3,))}, self.path(), overlap=overlap)
                 with self.assertRaisesRegex(OSError, "no copy"):
@@ -268,7 +268,7 @@ class Values(Case):
             self.assertEqual(repr(c["array"]), repr(state["array"]))
 
     def test_what_is_a_pickle_is_named(self):
-        cairn.torch._save._pickles.clear()
+        cairn.torch._pickled._warned.clear()
         with self.assertWarnsRegex(cairn.PickleWarning, "'a.thing' is .*Thing"):
             cairn.torch.save({"a": {"thing": Thing()}}, self.path())
         with self.assertRaisesRegex(cairn.RepresentError, "'a.thing'"):
