@@ -12,6 +12,7 @@ from cairn import errors
 from cairn.runs import Member, remove_one
 from cairn.torch._handle import Handle, failure
 
+_OWN = ("cairn.json", "cairn-notes.json")  # the record of a save, and its tags
 Target = str | Member  # an address, or a checkpoint of a run, in all of its places
 
 
@@ -124,5 +125,9 @@ def remove_now(target: Target) -> None:
             raise
         except (errors.NotFoundError, errors.IncompleteError):
             pass  # a part of a checkpoint
+        except errors.CorruptError:
+            # A part of a file of another program is a part of a checkpoint too.
+            if "://" in address or any(os.path.lexists(os.path.join(address, name)) for name in _OWN):
+                raise
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)

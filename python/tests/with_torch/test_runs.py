@@ -279,8 +279,8 @@ class Removals(Case):
         remove_now(os.path.join(run, "nothing"))
 
     def test_a_checkpoint_whose_record_is_damaged_stays(self):
-        path = self.path("run", "step-1")
-        self.save({"x": torch.ones(2)}, path)
+        path, handle = self.save(1)
+        handle.result()
         with open(os.path.join(path, "cairn.json"), "r+") as f:
             f.write("#")
         remover = Remover()
