@@ -118,9 +118,10 @@ def remove_now(target: Target) -> None:
         os.unlink(path)  # a link, or a file that Lightning's own CheckpointIO has saved
         return
     for address in [path, target.remote] if isinstance(target, Member) else [path]:
+        if address is None:
+            continue
         try:
-            if address is not None:
-                remove_one(address, force=True)
+            remove_one(address, force=True)
         except errors.UnderWayError:
             raise
         except (errors.NotFoundError, errors.IncompleteError):
