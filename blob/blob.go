@@ -201,6 +201,8 @@ var (
 	ErrUncertain = errors.New("it is unknown whether the object was written")
 	// ErrLocked reports a lock with a live holder.
 	ErrLocked = errors.New("locked by another process")
+	// ErrService marks the errors of stores at a service: see Error.Service.
+	ErrService = errors.New("error of a service")
 )
 
 // Error is an error of an operation of a store.
@@ -214,6 +216,9 @@ type Error struct {
 	Name string
 	// Err is the cause.
 	Err error
+	// Service means that the store is at a service, not in folders of this machine. Then the
+	// error wraps ErrService, which ranks tell each other.
+	Service bool
 }
 
 // Error returns the operation, the name, the store and the cause.
@@ -230,6 +235,9 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports whether target is ErrService and e an error of a service.
+func (e *Error) Is(target error) bool { return e.Service && target == ErrService }
 
 // IsFull reports whether err means that the disk, or the quota of the user, is full.
 func IsFull(err error) bool {

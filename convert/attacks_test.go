@@ -32,7 +32,7 @@ func TestAttacksAreBounded(t *testing.T) {
 	seed := deep.Seed(t)
 	const repeated = 1 << 30 // tensors may repeat elements up to that size
 	random, n := rand.New(rand.NewPCG(seed, 0)), 0
-	for begun := time.Now(); (n < 4 || time.Since(begun) < length) && !t.Failed(); n++ {
+	for begun := time.Now(); (n < deep.Rounds(2, 4) || time.Since(begun) < length) && !t.Failed(); n++ {
 		attack(t, storagetest.Attack(t, random), repeated, false)
 	}
 	t.Logf("%d files at random", n)

@@ -128,6 +128,7 @@ var errNotCommitted = errors.New("not committed")
 // are part of the protocol between ranks.
 func init() {
 	for code, err := range map[string]error{
+		"blob.service":       blob.ErrService,
 		"engine.uncommitted": errNotCommitted,
 		"meta.invalid":       meta.ErrInvalid,
 		"plan.state":         plan.ErrState,

@@ -596,8 +596,8 @@ func TestSizesOfUploads(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].Size != 7 || !strings.Contains(got[1].Name, "secret") || got[1].Size != 0 {
 		t.Errorf("Temps = %+v, %v; want a of 7 bytes, and secret of an unknown size", got, err)
 	}
-	if _, err := s.Temps(t.Context(), "b"); !errors.Is(err, broken) {
-		t.Errorf("Temps of b = %v; want %v", err, broken)
+	if _, err := s.Temps(t.Context(), "b"); !errors.Is(err, broken) || !errors.Is(err, blob.ErrService) {
+		t.Errorf("Temps of b = %v; want %v of a service", err, broken)
 	}
 	if dirs, err := s.TempFolders(t.Context(), ""); err != nil || !slices.Equal(dirs, []string{"b"}) {
 		t.Errorf("TempFolders = %q, %v; want b", dirs, err)

@@ -459,7 +459,7 @@ func (s *Store) info(o Object) blob.Info {
 }
 
 func (s *Store) fail(op, name string, err error) error {
-	return &blob.Error{Op: op, Store: s.name, Name: name, Err: err}
+	return &blob.Error{Op: op, Store: s.name, Name: name, Err: err, Service: true}
 }
 
 func check(ctx context.Context, name string) error {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // messages tests groups that are a [group.Messenger].
@@ -22,18 +23,30 @@ func (s *suite) messages(t *testing.T) {
 		"order of one tag, in memory used again": s.order,
 		"a tag that no call receives":            s.apart,
 		"a rank sends to itself":                 s.toItself,
-		"senders wait for receivers":             func(e *env) { s.bounded(e, 1<<20, 64) },
-		"senders of empty messages wait too":     func(e *env) { s.bounded(e, 0, 100_000) },
-		"contexts that end":                      s.messageEnds,
 		"peers and tags that are not valid":      s.noPeers,
 		"messages of different groups":           s.messageGroups,
 		"many goroutines":                        s.messageStress,
 		"messages into memory":                   s.into,
-		"messages before and after a call":       s.early,
-		"calls that end while a message comes":   s.intoEnds,
-		"messages that end while they are sent":  func(e *env) { s.sendEnds(e, send) },
-		"parts that end while they are sent":     func(e *env) { s.sendEnds(e, sendParts) },
 		"many goroutines into memory":            s.intoStress,
+	} {
+		s.test(t, name, fn)
+	}
+	if s.pairs {
+		s.pairMessages(t)
+	}
+}
+
+// pairMessages tests what happens between the first rank and the last one, while the others
+// do nothing.
+func (s *suite) pairMessages(t *testing.T) {
+	for name, fn := range map[string]func(*env){
+		"senders wait for receivers":            func(e *env) { s.bounded(e, 1<<20, 64) },
+		"senders of empty messages wait too":    func(e *env) { s.bounded(e, 0, 100_000) },
+		"contexts that end":                     s.messageEnds,
+		"messages before and after a call":      s.early,
+		"calls that end while a message comes":  s.intoEnds,
+		"messages that end while they are sent": func(e *env) { s.sendEnds(e, send) },
+		"parts that end while they are sent":    func(e *env) { s.sendEnds(e, sendParts) },
 	} {
 		s.test(t, name, fn)
 	}
@@ -122,7 +135,7 @@ func pattern(from, to, size int) []byte {
 // order sends messages of one tag around a ring and overwrites the sent and the received
 // bytes.
 func (s *suite) order(e *env) {
-	sizes := slices.Repeat([]int{1, 100_000, 10}, 70)
+	sizes := slices.Repeat([]int{1, 100_000, 10}, deep.Rounds(30, 70))
 	e.must("ring", func(ctx context.Context, g group.Group) error {
 		next, prev := neighbours(g)
 		return both(func() error {

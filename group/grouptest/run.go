@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/deep"
 )
 
 // OpenFunc makes a group of n ranks and returns their ends, in the order of the ranks. It
@@ -49,9 +50,14 @@ func (o *Options) withDefaults() Options {
 // Run tests that the groups that open makes keep the contract.
 func Run(t *testing.T, open OpenFunc, opts *Options) {
 	o := opts.withDefaults()
+	pairs := 0
 	for _, n := range o.Sizes {
+		isPair := deep.On() || n == 1 || pairs == 0
+		if n > 1 {
+			pairs++
+		}
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			s := &suite{open: open, leave: o.Leave, real: o.Real, n: n}
+			s := &suite{open: open, leave: o.Leave, real: o.Real, n: n, pairs: isPair}
 			if o.Real && o.Reuse {
 				s.shared = open(t, n)
 			}
@@ -88,6 +94,9 @@ type suite struct {
 	real   bool
 	n      int
 	shared []group.Group // for all tests, or nil
+	// pairs means that messages between two ranks are tested. Groups of other sizes have the
+	// same two ranks, and more that do nothing: one size is enough, and one rank alone.
+	pairs bool
 }
 
 // has reports whether the groups have the capability T.

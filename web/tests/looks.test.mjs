@@ -1,5 +1,6 @@
 // All views at 1280 and 390 pixels, light and dark: no element is wider than the window,
-// controls have names, and the focus is visible.
+// controls have names, and the focus is visible. A theme changes no width and a width no colour,
+// so each view is tried wide and light, and narrow and dark; DEEP=1 tries all four.
 import assert from 'node:assert/strict';
 import path from 'node:path';
 import { after, before, test } from 'node:test';
@@ -20,7 +21,7 @@ export const views = [
 
 for (const v of views) {
   for (const colorScheme of ['light', 'dark']) {
-    for (const width of [1280, 390]) {
+    for (const width of process.env.DEEP ? [1280, 390] : [colorScheme === 'light' ? 1280 : 390]) {
       test(`${v.name}, ${colorScheme}, ${width} pixels`, async () => {
         const w = await s.page(v.at, { colorScheme, viewport: { width, height: 844 }, hasTouch: width === 390, isMobile: width === 390 });
         await v.ready(w.page).waitFor();

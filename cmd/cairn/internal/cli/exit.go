@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -178,18 +177,12 @@ func hintOf(cmd *cobra.Command, err error, hint string) string {
 		return goneHint
 	case blob.IsFull(err):
 		return fullHint
-	case errors.Is(err, fs.ErrPermission) && !ofService(err):
+	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, blob.ErrService):
 		return cmp.Or(hint, permissionHint)
 	case errors.Is(err, file.ErrFolder):
 		return "choose another place"
 	}
 	return hint
-}
-
-// ofService reports whether err is of a store at a URL. Such errors have advice of their own.
-func ofService(err error) bool {
-	e, ok := errors.AsType[*blob.Error](err)
-	return ok && strings.Contains(e.Store, "://")
 }
 
 // message returns the text of err, to be printed after the name of cmd. An error of

@@ -3,11 +3,13 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -138,15 +140,24 @@ func TestHintsOfMistypedWords(t *testing.T) {
 	wantCommand(t, 2, ": cairn opens no web pages", "convert", "https://example.com/model.safetensors", ck+"3", "--to", "hf")
 }
 
+// schemes counts the stores of addressOf: a scheme is registered once.
+var schemes atomic.Int64
+
+// addressOf returns the address of empty stores with a fault.
+func addressOf(rule fault.Rule) string {
+	scheme := fmt.Sprintf("fault%d", schemes.Add(1))
+	blob.Register(scheme, func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), rule), nil })
+	return scheme + "://x"
+}
+
 // Commands that fill up a disk print the same hint.
 func TestHintsOfFullDisks(t *testing.T) {
-	full := fault.Rule{On: fault.Create, Do: fault.Fail(syscall.ENOSPC)}
-	blob.Register("full", func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), full), nil })
+	full := addressOf(fault.Rule{On: fault.Create, Do: fault.Fail(syscall.ENOSPC)})
 	ck := filepath.Join(t.TempDir(), "ck")
 	demo := []string{"--size", "64KiB", "--ranks", "1", "--load-ranks", "1"}
 	wantCommand(t, 0, "", append(demo, "demo", "--dir", ck)...)
 	for _, args := range [][]string{
-		{"cp", ck, "full://x"}, {"convert", ck, "full://x", "--to", "dcp"}, append(demo, "demo", "--dir", "full://x"),
+		{"cp", ck, full}, {"convert", ck, full, "--to", "dcp"}, append(demo, "demo", "--dir", full),
 	} {
 		wantCommand(t, 1, "hint: "+fullHint+"\n", args...)
 	}
@@ -158,7 +169,21 @@ func TestHintsOfImpossiblePlaces(t *testing.T) {
 		t.Skip("there is no /proc")
 	}
 	wantCommand(t, 1, "the folder /proc/cairn cannot be made: no such file or directory\nhint: choose another place\n", "demo", "--dir", "/proc/cairn")
-	refused := fault.Rule{On: fault.Create, Do: fault.Fail(&blob.Error{Op: "create", Store: "/folder", Err: fs.ErrPermission})}
-	blob.Register("refused", func(context.Context, string) (blob.Store, error) { return fault.New(new(mem.Store), refused), nil })
-	wantCommand(t, 1, "hint: "+permissionHint, "demo", "--dir", "refused://x")
+}
+
+// The hint about permissions is for folders, not for services, whichever rank is refused.
+func TestHintsOfRefusedRanks(t *testing.T) {
+	for _, rank := range []string{"-r00000-", "-r00002-"} {
+		for _, isService := range []bool{false, true} {
+			refused := addressOf(fault.Rule{
+				On:    fault.Create,
+				Match: func(name string) bool { return strings.Contains(name, rank) },
+				Do:    fault.Fail(&blob.Error{Op: "create", Store: "place", Err: fs.ErrPermission, Service: isService}),
+			})
+			code, _, errOut := command(t, "demo", "--dir", refused, "--size", "64KiB", "--ranks", "3")
+			if code != 1 || strings.Contains(errOut, "hint: "+permissionHint) == isService {
+				t.Errorf("files with %s are refused, service %t: exit code %d, %s", rank, isService, code, errOut)
+			}
+		}
+	}
 }
