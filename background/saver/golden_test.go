@@ -340,6 +340,7 @@ func TestSpecificationListsErrorCodes(t *testing.T) {
 		storage.ErrCorrupt, storage.ErrVersion, storage.ErrChanged, storage.ErrUncertain, storage.ErrOptions, storage.ErrNotRepresentable,
 		formats.ErrUnknown, plan.ErrState, plan.ErrMismatch, plan.ErrMissing, tensor.ErrCast, group.ErrGone, context.Canceled,
 		context.DeadlineExceeded, fs.ErrNotExist, fs.ErrPermission, syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS,
+		blob.ErrService,
 	} {
 		for _, code := range newErrorBody(err).Codes {
 			known[code] = err
