@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"strings"
 	"time"
 )
 
@@ -35,7 +37,8 @@ func As[T any](s Store) (T, bool) {
 }
 
 // GapReader is a capability of stores with expensive requests: to read a gap of
-// unneeded bytes is cheaper than a second request.
+// unneeded bytes is cheaper than a second request. It is a capability of readers too, if a
+// store keeps only some of its objects far away.
 type GapReader interface {
 	// ReadGap returns the size of the largest gap, in bytes, that is cheaper than a
 	// request.
@@ -174,6 +177,62 @@ type DirectReader interface {
 	// multiple of Align and is at least n bytes and two times Align long. It bypasses the
 	// system's cache. Otherwise it is like ReadAt.
 	ReadDirect(ctx context.Context, buf []byte, off, n int64) ([]byte, error)
+}
+
+// FileReader is a capability of readers of an object that is a file of this host.
+type FileReader interface {
+	// File returns the file, which the reader has opened and closes. The whole file is the
+	// object. The caller may change the offset of the file, which ReadAt does not use, and must
+	// not write.
+	File() *os.File
+}
+
+// CopyReader is a capability of readers of stores in which an object may have several copies.
+// A store does not compare them. A caller that has a checksum of the bytes reads another copy
+// if one is damaged, or cannot be read; see [Reread].
+type CopyReader interface {
+	// Copies returns the places of the copies that have the size of the object, such as names of
+	// hosts. The first one is the copy that ReadAt reads. Later calls return the same places at
+	// the same indexes, and may add others. With an error, there may be copies at other places.
+	Copies(ctx context.Context) (places []string, err error)
+	// ReadCopy is like ReadAt, and reads the copy at index n of Copies. It never reads another
+	// copy instead.
+	ReadCopy(ctx context.Context, n int, p []byte, off int64) error
+	// Report tells the store that the copy at index n of Copies is damaged or cannot be read,
+	// because of err. The store may log it or replace the copy.
+	Report(n int, err error)
+}
+
+// Reread is called after bytes of r were damaged, or could not be read, because of err. If r is
+// a [CopyReader], Reread calls try for each other copy until try returns nil, which is then the
+// result. try reads the same bytes again by read, in place of r.ReadAt, and checks them. Reread
+// reports each copy that did not succeed. If none did, the error wraps err and names all places.
+func Reread(ctx context.Context, r Reader, err error, try func(read func(ctx context.Context, p []byte, off int64) error) error) error {
+	c, ok := r.(CopyReader)
+	if !ok || ctx.Err() != nil {
+		return err
+	}
+
+	places, unknown := c.Copies(ctx)
+	if len(places) == 0 || ctx.Err() != nil {
+		return err
+	}
+
+	c.Report(0, err)
+	var failed strings.Builder
+	for n := 1; n < len(places); n++ {
+		again := try(func(ctx context.Context, p []byte, off int64) error { return c.ReadCopy(ctx, n, p, off) })
+		if again == nil || ctx.Err() != nil {
+			return again
+		}
+		c.Report(n, again)
+		fmt.Fprintf(&failed, "; on %s: %v", places[n], again)
+	}
+
+	if unknown != nil {
+		fmt.Fprintf(&failed, "; there may be other copies: %v", unknown)
+	}
+	return fmt.Errorf("%w (on %s%s)", err, places[0], failed.String())
 }
 
 // Knower is a capability of stores with expensive requests: it saves the request that Open

@@ -517,6 +517,36 @@ var reading = []claim{
 		_, err = d.ReadDirect(t.Context(), buf, 0, 10)
 		wantErr(t, err, blob.ErrClosed, "read", "x")
 	}},
+	{"CopiesAreRead", func(t *testing.T, s blob.Store) {
+		const data = "0123456789"
+		put(t, s, "x", data)
+		r := open(t, s, "x")
+		c, ok := r.(blob.CopyReader)
+		if !ok {
+			return
+		}
+		places, err := c.Copies(t.Context())
+		if err != nil || len(places) == 0 {
+			t.Fatalf("Copies = %v, %v; want one at least", places, err)
+		}
+		for n, place := range places {
+			p := make([]byte, 4)
+			if err := c.ReadCopy(t.Context(), n, p, 3); err != nil || string(p) != data[3:7] {
+				t.Errorf("ReadCopy(%d), at %s = %q, %v; want %q", n, place, p, err, data[3:7])
+			}
+			wantErr(t, c.ReadCopy(t.Context(), n, p, 7), blob.ErrRange, "read", "x")
+			wantErr(t, c.ReadCopy(cancelled(t.Context(), errWhy), n, p, 3), errWhy, "read", "x")
+		}
+		for _, n := range []int{-1, len(places)} {
+			if c.ReadCopy(t.Context(), n, make([]byte, 1), 0) == nil {
+				t.Errorf("ReadCopy(%d) of %d copies = nil; want an error", n, len(places))
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		wantErr(t, c.ReadCopy(t.Context(), 0, make([]byte, 1), 0), blob.ErrClosed, "read", "x")
+	}},
 	{"ReaderFailsAfterClose", func(t *testing.T, s blob.Store) {
 		put(t, s, "x", "hello")
 		r := open(t, s, "x")

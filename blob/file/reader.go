@@ -52,12 +52,16 @@ type reader struct {
 var (
 	_ blob.DirectReader  = (*reader)(nil)
 	_ blob.VersionReader = (*reader)(nil)
+	_ blob.FileReader    = (*reader)(nil)
 )
 
 func (r *reader) Size() int64 { return r.size }
 
 // Version implements [blob.VersionReader].
 func (r *reader) Version() string { return r.version }
+
+// File implements [blob.FileReader].
+func (r *reader) File() *os.File { return r.f }
 
 func (r *reader) Close() error {
 	r.closeDirect()

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -343,7 +344,8 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 	for _, f := range c.rec.Files {
 		size, ok := have[f.Name]
 		if !ok {
-			return nil, gone(c.store, f.Name, fs.ErrNotExist)
+			_, err := c.store.Stat(ctx, f.Name) // a store of several hosts names the hosts that may have it
+			return nil, gone(c.store, f.Name, cmp.Or(err, fs.ErrNotExist))
 		}
 		if size != f.Size {
 			return nil, fmt.Errorf("%w: %s of %s has %d bytes, the record says %d", storage.ErrCorrupt, f.Name, c.store, size, f.Size)

@@ -19,9 +19,19 @@ type tiles struct {
 	span  *Span
 	in    bool     // the bytes are read directly into the receiver's memory
 	check Verifier // of the bytes so far; nil before the first bytes
+	good  bool     // the bytes have the right checksums
 }
 
-var _ Stepper = (*tiles)(nil)
+var (
+	_ Stepper = (*tiles)(nil)
+	_ Renewer = (*tiles)(nil)
+)
+
+// Renew implements Renewer.
+func (t *tiles) Renew() bool {
+	t.check = nil
+	return !t.good
+}
 
 // Step adds the next bytes to the checksums.
 func (t *tiles) Step(p []byte) {
@@ -42,7 +52,7 @@ func (t *tiles) Take(p []byte) error {
 		return plan.Named(j.id.Entry.FQN, fmt.Errorf("%w: checksum of %s at %d+%d", storage.ErrCorrupt, j.b.c.src.storedAs(r.File), r.Offset+t.span.Offset, len(p)))
 	}
 
-	t.check = nil
+	t.check, t.good = nil, true
 	if !t.in {
 		if err := r.Tiles.Fill(j.to, j.box, t.span, p); err != nil {
 			return plan.Named(j.id.Entry.FQN, err)

@@ -64,6 +64,14 @@ type Stepper interface {
 	Step(p []byte)
 }
 
+// Renewer is a Sink with checksums of its own, which can take the bytes of another copy.
+type Renewer interface {
+	Sink
+	// Renew forgets the bytes so far. It returns false if Take has found them good: then its
+	// error has another cause.
+	Renew() bool
+}
+
 func (q *Request) rows() int64 {
 	n := int64(1)
 	for _, a := range q.Rows {
@@ -125,11 +133,16 @@ type Counter interface {
 
 // asCounter returns r as a Counter.
 func asCounter(r blob.Reader) (Counter, bool) {
-	if k, ok := r.(*knownReader); ok {
-		r = k.Reader
-	}
-	c, ok := r.(Counter)
+	c, ok := ofStore(r).(Counter)
 	return c, ok
+}
+
+// ofStore returns the reader of the store, with its capabilities.
+func ofStore(r blob.Reader) blob.Reader {
+	if k, ok := r.(*knownReader); ok {
+		return k.Reader
+	}
+	return r
 }
 
 type fetchStats struct{ Bytes, Requests int64 }
@@ -323,29 +336,69 @@ func (f *fetcher) carryOut(ctx context.Context, r *joined) error {
 	defer f.pool.Put(buf)
 
 	if len(q.Rows) > 0 {
-		n := q.rows()
-		for i := range n {
-			if err := f.readAt(ctx, from, buf[i*q.Width:(i+1)*q.Width], q.Offset+rowOffset(q.Rows, i)); err != nil {
-				return err
-			}
-		}
-		return q.To.Take(buf[:n*q.Width])
+		p := buf[:q.rows()*q.Width]
+		return f.deliver(ctx, from, q, p, q.readRows(p, func(p []byte, off int64) error { return f.readAt(ctx, from, p, off) }))
 	}
 
 	p := buf[:r.length]
 	if f.Cached || r.length < largeBytes || r.length+slack > int64(len(buf)) {
 		err = f.readAt(ctx, from, p, q.Offset)
 	} else {
-		p, err = blob.ReadLarge(ctx, from, buf, q.Offset, r.length)
+		var large []byte
+		if large, err = blob.ReadLarge(ctx, from, buf, q.Offset, r.length); err == nil {
+			p = large
+		}
 		f.counted(from, r.length)
 	}
 
-	for i := 0; err == nil && i < len(r.requests); i++ {
+	for i := range r.requests {
 		at := r.requests[i].Offset - q.Offset
-		err = r.requests[i].To.Take(p[at : at+r.requests[i].Width])
+		if err := f.deliver(ctx, from, &r.requests[i], p[at:at+r.requests[i].Width], err); err != nil {
+			return err
+		}
 	}
 
-	return err
+	return nil
+}
+
+// readRows reads the bytes of the request into p.
+func (q *Request) readRows(p []byte, read func(p []byte, off int64) error) error {
+	for i := range q.rows() {
+		if err := read(p[i*q.Width:(i+1)*q.Width], q.Offset+rowOffset(q.Rows, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deliver passes the bytes p of a request, which were read with this error, to its sink. If
+// they are damaged or could not be read, it reads them again from another copy of the file.
+func (f *fetcher) deliver(ctx context.Context, from blob.Reader, q *Request, p []byte, err error) error {
+	if err == nil {
+		err = q.To.Take(p)
+	}
+	again, ok := q.To.(Renewer)
+	if err == nil || !ok || !again.Renew() {
+		return err
+	}
+
+	return blob.Reread(ctx, ofStore(from), err, func(read func(ctx context.Context, p []byte, off int64) error) error {
+		again.Renew()
+		err := q.readRows(p, func(p []byte, off int64) error {
+			f.counted(from, int64(len(p)))
+			return read(ctx, p, off)
+		})
+		if err != nil {
+			return err
+		}
+		return q.To.Take(p)
+	})
+}
+
+// slow reports whether a request to r takes long compared with the bytes that it reads.
+func (f *fetcher) slow(r blob.Reader) bool {
+	_, slow := ofStore(r).(blob.GapReader)
+	return slow || f.Slow
 }
 
 // readAt reads p from off and counts the read.
@@ -369,7 +422,7 @@ func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) err
 	bypass := ok && !f.Cached && q.Width >= largeBytes && min(q.Width, f.piece)+slack <= int64(f.pool.Size())
 	for p, off := q.Direct, q.Offset; len(p) > 0; {
 		now := p
-		if ok || !f.Slow { // otherwise one more request costs more than small pieces save
+		if ok || !f.slow(r) { // otherwise one more request costs more than small pieces save
 			now = p[:min(int64(len(p)), f.piece-off%blob.Align)] // each piece ends at the end of a disk block
 		}
 
@@ -379,12 +432,12 @@ func (f *fetcher) readDirect(ctx context.Context, r blob.Reader, q *Request) err
 		}
 
 		if err := read(ctx, r, q, now, off); err != nil {
-			return err
+			return f.deliver(ctx, r, q, q.Direct, err)
 		}
 		p, off = p[len(now):], off+int64(len(now))
 	}
 
-	return q.To.Take(q.Direct)
+	return f.deliver(ctx, r, q, q.Direct, nil)
 }
 
 // bypassing bounds the number of reads that bypass the operating system's cache at the
@@ -440,7 +493,7 @@ func (f *fetcher) readPiece(ctx context.Context, r blob.Reader, q *Request, p []
 
 	s, inSteps := q.To.(Stepper)
 	step := len(p)
-	if inSteps && !f.Slow { // if Slow, one more request costs more than the cache misses
+	if inSteps && !f.slow(r) { // if slow, one more request costs more than the cache misses
 		step = stepBytes
 	}
 

@@ -1,0 +1,158 @@
+package hosts
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/must"
+)
+
+// noise returns n bytes that are the same in every run.
+func noise(n int) []byte {
+	p := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{'h'}).Read(p)
+	return p
+}
+
+func sumOf(p []byte) uint32 { return crc32c.Checksum(p) }
+
+func TestFetch(t *testing.T) {
+	ctx := t.Context()
+	for _, size := range []int{0, 1, 999, 1000, 1001, 300<<10 + 7} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			b, c := newHost(t), newHost(t)
+			local := folder(t)
+			s := join(t, local, Config{Piece: 1000 + int64(size/4), Parallel: 3}, b.addr, c.addr)
+			data := noise(size)
+			put(t, c, "run/x", data)
+
+			must.Do(t, s.Fetch(ctx, "run/x", int64(size), sumOf(data)))
+			if got, err := readAll(ctx, local, "run/x"); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("the local copy has %d bytes, %v; want the %d of the object", len(got), err, size)
+			}
+			if err := s.Fetch(ctx, "run/x", int64(size), sumOf(data)); !errors.Is(err, fs.ErrExist) {
+				t.Errorf("the second Fetch = %v; want fs.ErrExist", err)
+			}
+		})
+	}
+}
+
+// A copy with other bytes never becomes an object. If another host has a good one, Fetch takes
+// that.
+func TestFetchRefusesDamage(t *testing.T) {
+	ctx := t.Context()
+	b, c := newHost(t), newHost(t)
+	local := folder(t)
+	var mu sync.Mutex
+	var reported []string
+	s := join(t, local, Config{Piece: 1000, Report: func(host, object string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		reported = append(reported, host+" "+object)
+	}}, b.addr, c.addr)
+
+	data := noise(5000)
+	put(t, b, "x", data)
+	flip(t, b.Store, "x", 4999)
+	err := s.Fetch(ctx, "x", 5000, sumOf(data))
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "b at ") {
+		t.Errorf("Fetch of a damaged copy = %v; want ErrDamaged with the host", err)
+	}
+	put(t, c, "x", data[:4000])
+	if err = s.Fetch(ctx, "x", 5000, sumOf(data)); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "4000 bytes") {
+		t.Errorf("Fetch of copies of which one is short = %v; want ErrDamaged with its size", err)
+	}
+	if entries := must.Get(os.ReadDir(local.Dir()))(t); len(entries) != 0 {
+		t.Errorf("the local folder has %v; want nothing", entries)
+	}
+
+	put(t, c, "x", data)
+	must.Do(t, s.Fetch(ctx, "x", 5000, sumOf(data)))
+	if got := must.Get(readAll(ctx, local, "x"))(t); !bytes.Equal(got, data) {
+		t.Error("the fetched copy differs from the good one")
+	}
+	if !slices.Contains(reported, "b x") {
+		t.Errorf("reports = %v; want one of b", reported)
+	}
+}
+
+// What cannot be fetched is missing only if all hosts say so.
+func TestFetchOfMissingObject(t *testing.T) {
+	ctx := t.Context()
+	b, c := newHost(t), newHost(t)
+	s := join(t, folder(t), Config{}, b.addr, c.addr)
+	if err := s.Fetch(ctx, "x", 1, 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Fetch of a missing object = %v; want fs.ErrNotExist", err)
+	}
+	c.stop()
+	if err := s.Fetch(ctx, "x", 1, 0); !errors.Is(err, ErrUnreachable) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Fetch without host c = %v; want ErrUnreachable alone", err)
+	}
+	if err := s.Fetch(ctx, "../x", 1, 0); !errors.Is(err, blob.ErrName) {
+		t.Errorf("Fetch of a bad name = %v; want ErrName", err)
+	}
+}
+
+// All fetches share the rate.
+func TestFetchRate(t *testing.T) {
+	ctx := t.Context()
+	b := newHost(t)
+	data := noise(100 << 10)
+	for i := range 4 {
+		put(t, b, fmt.Sprint(i), data)
+	}
+	s := join(t, folder(t), Config{Rate: 1 << 20, Piece: 32 << 10}, b.addr)
+	begin := time.Now()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			if err := s.Fetch(ctx, fmt.Sprint(i), int64(len(data)), sumOf(data)); err != nil {
+				t.Errorf("Fetch = %v; want nil", err)
+			}
+		})
+	}
+	wg.Wait()
+	// 400 KiB take 390 ms at 1 MiB per second, but the first bytes need not wait.
+	if took := time.Since(begin); took < 250*time.Millisecond {
+		t.Errorf("four fetches took %v; want the rate to bound them", took)
+	}
+}
+
+// Several calls for the same object leave one copy.
+func TestFetchTogether(t *testing.T) {
+	ctx := t.Context()
+	b := newHost(t)
+	local := folder(t)
+	s := join(t, local, Config{Piece: 4096}, b.addr)
+	data := noise(100_000)
+	put(t, b, "x", data)
+
+	errs := make([]error, 4)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = s.Fetch(ctx, "x", int64(len(data)), sumOf(data)) })
+	}
+	wg.Wait()
+	done := 0
+	for _, err := range errs {
+		if err == nil {
+			done++
+		} else if !errors.Is(err, fs.ErrExist) {
+			t.Errorf("Fetch = %v; want nil or fs.ErrExist", err)
+		}
+	}
+	if got := must.Get(readAll(ctx, local, "x"))(t); done != 1 || !bytes.Equal(got, data) {
+		t.Errorf("%d calls succeeded; want one, with the bytes of the object", done)
+	}
+}
