@@ -50,7 +50,7 @@ func Register(scheme string, open func(ctx context.Context, address string) (Sto
 }
 
 // OpenAddress returns the store at an address: the path of a folder or of a single file, or a
-// URL with a registered scheme, such as file:///path or s3://bucket/prefix. The errors wrap
+// URL with a registered scheme, such as file:///path, s3://bucket/prefix or memory:RUN. The errors wrap
 // ErrAddress if the address is invalid. They do not repeat its query or its user, which may
 // hold secrets.
 //
@@ -112,6 +112,7 @@ func webAdvice(address string) string {
 
 // openScheme opens an address with the function of its scheme.
 func openScheme(ctx context.Context, address string) (Store, error) {
+	address = LongForm(address)
 	scheme := Scheme(address)
 	schemesMu.RLock()
 	open := schemes[scheme]
@@ -140,10 +141,20 @@ func openScheme(ctx context.Context, address string) (Store, error) {
 	return open(ctx, address)
 }
 
+// LongForm returns the address memory:RUN in its long form, memory://RUN, and any other address
+// unchanged.
+func LongForm(address string) string {
+	if rest, ok := strings.CutPrefix(address, "memory:"); ok && !strings.HasPrefix(rest, "/") {
+		return "memory://" + rest
+	}
+	return address
+}
+
 // Scheme returns the scheme of an address, in lower case. A path has the scheme "file". An
 // address such as s3:/bucket, which is a URL that has lost a slash, has the scheme "s3" and
 // cannot be opened: it would otherwise be a folder on the local disk.
 func Scheme(address string) string {
+	address = LongForm(address)
 	scheme, _, ok := strings.Cut(address, "://")
 	if !ok {
 		scheme, _, ok = strings.Cut(address, ":/")
@@ -157,6 +168,7 @@ func Scheme(address string) string {
 
 // Redact returns an address without its user and its query, which may hold secrets.
 func Redact(address string) string {
+	address = LongForm(address)
 	if !strings.Contains(address, "://") && Scheme(address) == "file" {
 		return address // a path
 	}
@@ -177,6 +189,7 @@ func Redact(address string) string {
 // parent keeps the query. If the address has no parent, such as s3://bucket, the name is
 // empty.
 func SplitAddress(address string) (dir, name string) {
+	address = LongForm(address)
 	if !strings.Contains(address, "://") {
 		i := strings.LastIndexByte(strings.TrimRight(address, "/"), '/') + 1
 		return address[:i], strings.TrimRight(address[i:], "/")
@@ -212,7 +225,7 @@ func JoinAddress(address string, elem ...string) string {
 		return address
 	}
 
-	rest := strings.Join(elem, "/")
+	rest, address := strings.Join(elem, "/"), LongForm(address)
 	if Scheme(address) == "file" && !strings.Contains(address, "://") {
 		return strings.TrimRight(address, "/") + "/" + rest
 	}
