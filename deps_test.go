@@ -46,6 +46,8 @@ var layers = []struct{ name, imports string }{
 	{"internal/size", ""},
 	{"internal/alike", ""},
 	{"blob/cache", "blob blob/file internal/crc32c internal/size internal/work"},
+	{"blob/hosts", "blob internal/crc32c internal/work"},
+	{"blob/ram", "blob blob/file blob/hosts"},
 	{"blob/doctor", "blob blob/file"},
 	{"internal/extent", ""},
 	{"internal/segment", ""},
@@ -100,8 +102,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/deep internal/must meta plan protocol shard storage tensor value"},
 	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/commit transfer"},
 	{"run/versions", "group plan run storage storage/formats tensor value"},
+	{"background/memory", "blob blob/hosts blob/ram group storage"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
-	{"background/saver", "run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{"background/saver", "background/memory blob/ram run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "run run/versions blob blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
 	// Tests of the whole, and the code that they share.
@@ -109,6 +112,7 @@ var layers = []struct{ name, imports string }{
 	{"tests/background", ""},
 	{"tests/deltas", ""},
 	{"tests/following", ""},
+	{"tests/memory", ""},
 	{"tests/runs", ""},
 	{"tests/saves", ""},
 
@@ -120,9 +124,9 @@ var layers = []struct{ name, imports string }{
 	{"web", "inspect inspect/plot meta run storage value"},
 	{"storage/view", "blob inspect meta plan recipe recipe/remap storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
-	{"cmd/cairn/internal/bench", "background/saver . blob blob/cache blob/file blob/remote internal/crc32c group group/inproc run shard storage/native tensor"},
+	{"cmd/cairn/internal/bench", "background/memory background/saver . blob blob/cache blob/file blob/hosts blob/ram blob/remote internal/crc32c group group/inproc run shard storage storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/saver . blob blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
+	{"cmd/cairn/internal/cli", "background/saver . blob blob/ram blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -152,7 +156,7 @@ var layers = []struct{ name, imports string }{
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/commit storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
-	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage",
+	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage tests/memory",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":                        "internal/segment storage/slime storage/torchdcp",
 	"github.com/pelletier/go-toml/v2":                      "recipe",

@@ -110,6 +110,7 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		option{"RunOptions.Remember", o.Remember && o.Alone, "has no effect with RunOptions.Alone"},
 		option{"RunOptions.Remember", o.Remember && o.Remote != "", "has no effect with RunOptions.Remote"},
 		option{"the address", address == "", "of the run is empty"},
+		option{"the address", blob.Scheme(address) == "memory", "is in memory, which only the Python package saves to: see docs/memory.md"},
 	))
 
 	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}

@@ -187,6 +187,9 @@ func (m *Member) protected(all []Checkpoint) map[string]string {
 	if m.parent != "" {
 		out[m.parent] = ReasonParent
 	}
+	if blob.Scheme(m.Address) == "memory" { // which has no room for a second one
+		clear(out)
+	}
 	out[m.Name] = ReasonNewest
 
 	return out

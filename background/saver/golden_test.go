@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/background/upload"
 	"github.com/cairn-ckpt/cairn/blob"
@@ -149,6 +150,20 @@ var messages = map[string]any{
 		Traffic: &blob.Traffic{Requests: 4, Received: 936},
 	}},
 	"cancel": cancelBody{Load: 3},
+	"memory": memoryBody{Load: 12, Run: "llama"},
+	"hosted": hostedBody{
+		Load: 12, Host: "5f1c", Hosts: []hostBody{
+			{ID: "5f1c", Name: "node-1", Domain: "rack 1", Address: "10.0.0.7:41300", Ranks: []int{0, 1}, Partners: []string{"91ab"}},
+			{ID: "91ab", Name: "node-2", Domain: "rack 2", Address: "10.0.0.8:41300", Ranks: []int{2, 3}, Partners: []string{"5f1c"}},
+		},
+	},
+	"copied":      copiedBody{Generation: 11, Report: &memory.Report{SaveID: "e", Bytes: 1024, RankBytes: 512, Files: 2, Time: time.Second}},
+	"copied-fail": copiedBody{Generation: 11, Error: &errorBody{"fetch step-000000010/e-r00001-0.safetensors: the copy is damaged", []string{"storage.corrupt"}}},
+	"save-memory": saveBody{
+		Generation:  11,
+		SaveRequest: SaveRequest{Store: "memory://llama/step-000000010", Format: "native", SaveID: "e", Time: "2026-11-19T00:00:00Z", Step: new(int64(10)), Run: &InRun{Keep: "last 1"}},
+		Items:       []itemBody{},
+	},
 	"progress-phases": progressBody{subject: subject{Generation: 7}, Moved: 144, Phases: []meta.Phase{
 		{Name: meta.PhaseWrite, Start: 200_000_000, End: 2_200_000_000, Bytes: 144},
 	}},
@@ -194,6 +209,9 @@ var bodies = map[string]func(f *frame) (any, error){
 	typePiece:     as[pieceBody](false),
 	typeDescribe:  as[describeBody](true),
 	typeNewest:    as[newestBody](true),
+	typeMemory:    as[memoryBody](true),
+	typeHosted:    as[hostedBody](false),
+	typeCopied:    as[copiedBody](false),
 	typeFound:     as[foundBody](false),
 	typeDescribed: as[describedBody](false),
 	typeLoaded:    as[loadedBody](false),
@@ -221,8 +239,8 @@ func decodeBody(f *frame) (any, error) {
 
 // types are the types of all messages.
 var types = []string{
-	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeNewest, typeCancel,
-	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typeUploaded, typePiece, typeLoaded, typeDescribed, typeFound, typeFailed, typeRefused,
+	typeHello, typeListen, typeJoin, typeSave, typeStaged, typeAbandon, typeFetched, typeDrop, typeLoad, typeDescribe, typeNewest, typeMemory, typeCancel,
+	typeReady, typeListening, typeJoined, typeFetch, typeReleased, typeProgress, typeWarning, typeSaved, typeUploaded, typeCopied, typeHosted, typePiece, typeLoaded, typeDescribed, typeFound, typeFailed, typeRefused,
 }
 
 // golden compares the text with a golden file, or writes it.

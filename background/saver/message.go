@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/background/upload"
 	"github.com/cairn-ckpt/cairn/group"
@@ -79,6 +80,7 @@ const (
 	typeLoad     = "load"
 	typeDescribe = "describe"
 	typeNewest   = "newest"
+	typeMemory   = "memory"
 	typeCancel   = "cancel"
 	// From the saver to the trainer.
 	typeReady     = "ready"
@@ -90,6 +92,8 @@ const (
 	typeWarning   = "warning"
 	typeSaved     = "saved"
 	typeUploaded  = "uploaded"
+	typeCopied    = "copied"
+	typeHosted    = "hosted"
 	typePiece     = "piece"
 	typeLoaded    = "loaded"
 	typeDescribed = "described"
@@ -306,6 +310,39 @@ type uploadedBody struct {
 	Generation uint64         `json:"generation"`
 	Report     *upload.Report `json:"report,omitempty"`
 	Error      *errorBody     `json:"error,omitempty"`
+}
+
+// copiedBody is the outcome of the copies of a save to memory. It has a report or an error.
+type copiedBody struct {
+	Generation uint64         `json:"generation"`
+	Report     *memory.Report `json:"report,omitempty"`
+	Error      *errorBody     `json:"error,omitempty"`
+}
+
+// memoryBody asks for a run in memory; hostedBody answers.
+type memoryBody struct {
+	Load uint64 `json:"load"`
+	Run  string `json:"run"`
+	// Leave means that the trainer needs the run no more: the saver does not serve it. Forget
+	// also removes the files of this host.
+	Leave  bool `json:"leave,omitempty"`
+	Forget bool `json:"forget,omitempty"`
+}
+
+type hostedBody struct {
+	Load  uint64     `json:"load"`
+	Host  string     `json:"host"`
+	Hosts []hostBody `json:"hosts"`
+}
+
+// hostBody is a host of a run in memory. Partners are the ids of the hosts that keep copies of its files.
+type hostBody struct {
+	ID       string   `json:"id"`
+	Name     string   `json:"name"`
+	Domain   string   `json:"domain,omitempty"`
+	Address  string   `json:"address"`
+	Ranks    []int    `json:"ranks"`
+	Partners []string `json:"partners"`
 }
 
 // source is a checkpoint to read.

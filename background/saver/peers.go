@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ type peers struct {
 	joined  bool        // the trainer has asked for the meeting; guarded by mu
 	group   group.Group // for saves; nil: the savers have not met; guarded by mu
 	uploads group.Group // the same ranks, for uploads; guarded by mu
+	copies  group.Group // the same ranks, for copies in memory; guarded by mu
+	hosts   group.Group // the same ranks, for the hosts of runs in memory; guarded by mu
+	toward  string      // the address of rank 0; empty: all savers are on this host; guarded by mu
 	close   func()      // ends the groups; guarded by mu
 	shares  shares      // groups of the same ranks, for shared loads
 }
@@ -31,6 +35,14 @@ func (p *peers) groups() (saves, uploads group.Group) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.group, p.uploads
+}
+
+// forMemory returns the groups for the hosts of runs in memory and for copies, which are nil if the
+// savers have not met, and the address of rank 0, which is empty if all savers are on this host.
+func (p *peers) forMemory() (hosts, copies group.Group, toward string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hosts, p.copies, p.toward
 }
 
 // asked reports whether the trainer has asked for the meeting.
@@ -86,7 +98,7 @@ func (p *peers) join(b *joinBody) error {
 		if p.joined {
 			return fmt.Errorf("%w: join after listen or join", ErrMessage)
 		}
-		p.joined, p.group, p.uploads = true, group.Solo(), group.Solo()
+		p.joined, p.group, p.uploads, p.copies, p.hosts = true, group.Solo(), group.Solo(), group.Solo(), group.Solo()
 		p.shares.set([]group.Group{group.Solo()})
 		p.link.send(typeJoined, joinedBody{})
 		return nil
@@ -105,7 +117,7 @@ func (p *peers) meet(m *meeting, rank, size int, secret []byte, job string) erro
 		return fmt.Errorf("%w: rank %d of %d joins, with a secret of %d bytes; joined before: %v", ErrMessage, rank, size, len(secret), p.joined)
 	}
 
-	p.joined = true
+	p.joined, p.toward = true, cmp.Or(m.address, m.place)
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(p.ctx, joinTime)
 		defer cancel()
@@ -126,7 +138,7 @@ func (p *peers) joinGroups(ctx context.Context, c tcp.Config) error {
 		return err
 	}
 
-	more := make([]group.Group, 1+sharedLoads)
+	more := make([]group.Group, 3+sharedLoads)
 	for i := range more {
 		if more[i], err = SameRanks(ctx, g); err != nil {
 			g.Close()
@@ -136,7 +148,7 @@ func (p *peers) joinGroups(ctx context.Context, c tcp.Config) error {
 
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.group, p.uploads, p.close = g, more[0], func() { g.Close() }
-	p.shares.set(more[1:])
+	p.group, p.uploads, p.copies, p.hosts, p.close = g, more[0], more[1], more[2], func() { g.Close() }
+	p.shares.set(more[3:])
 	return nil
 }

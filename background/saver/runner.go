@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,8 @@ type Task struct {
 	Over func(*protocol.SaveReport, error)
 	// Tiers is set if the checkpoint goes to a second store.
 	Tiers *Tiers
+	// Copies is set if the checkpoint is in memory and is copied to other hosts.
+	Copies *Copies
 
 	// Store is the store of the save. Rank 0 notes Metrics there, and after an upload in the
 	// second store.
@@ -57,7 +60,7 @@ type Runner struct {
 	tender  runs.Tender
 	mu      sync.Mutex
 	saves   []*running // that are not over, in order
-	uploads []*running // pending uploads in order, including uploads of pending saves
+	uploads []*running // pending copies and uploads in order, including ones of pending saves
 
 	written []written // by the last saves to different local stores; only one save uses it at a time
 }
@@ -76,7 +79,7 @@ type running struct {
 	Task
 	begun, dropped bool
 	done           chan struct{}        // closed when the save is over
-	uploaded       chan struct{}        // closed when its upload is over
+	uploaded       chan struct{}        // closed when its copies and its upload are over
 	direct         bool                 // it goes to the remote store
 	folder         string               // of its run; guarded by Runner.mu
 	traffic        func() *blob.Traffic // of the remote store, if direct is set
@@ -93,7 +96,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 	r.mu.Lock()
 	before, uploadBefore := last(r.saves), last(r.uploads)
 	r.saves = append(r.saves, run)
-	if t.Tiers != nil {
+	if run.goesOn() {
 		r.uploads = append(r.uploads, run)
 	}
 	r.mu.Unlock()
@@ -112,8 +115,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 			r.removeReplaced(ctx, run, report)
 		}
 		run.note(ctx, report, err)
-
-		if t.Tiers == nil {
+		if !run.goesOn() {
 			r.tend(ctx, run, err)
 		}
 		t.Over(report, err)
@@ -122,25 +124,38 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		r.saves = r.saves[1:]
 		r.mu.Unlock()
 		close(run.done)
-
-		if t.Tiers == nil {
+		if !run.goesOn() {
 			return
 		}
 
 		if uploadBefore != nil {
 			<-uploadBefore.uploaded
 		}
-
-		uploaded, uploadErr := run.upload(ctx, report, err)
-		run.carryNotes(ctx, uploaded)
-		r.tend(ctx, run, err)
-		run.Tiers.Uploaded(uploaded, uploadErr)
-
+		r.goOn(ctx, run, report, err)
 		r.mu.Lock()
 		r.uploads = r.uploads[1:]
 		r.mu.Unlock()
 		close(run.uploaded)
 	}()
+}
+
+// goesOn reports whether there is work after the save: copies or an upload.
+func (run *running) goesOn() bool { return run.Tiers != nil || run.Copies != nil }
+
+// goOn copies and uploads a checkpoint whose save is over.
+func (r *Runner) goOn(ctx context.Context, run *running, report *protocol.SaveReport, err error) {
+	if run.Copies != nil {
+		err = cmp.Or(err, run.copy(ctx, report, err)) // without copies, older checkpoints stay
+	}
+	if run.Tiers == nil {
+		r.tend(ctx, run, err)
+		r.WaitTended(ctx) // the next save needs the room of the checkpoint before this one
+		return
+	}
+	uploaded, uploadErr := run.upload(ctx, report, err)
+	run.carryNotes(ctx, uploaded)
+	r.tend(ctx, run, err)
+	run.Tiers.Uploaded(uploaded, uploadErr)
 }
 
 // leads reports whether this is rank 0.
@@ -289,16 +304,17 @@ func (r *Runner) removeReplaced(ctx context.Context, run *running, report *proto
 }
 
 // waitSame waits for the uploads of earlier saves to the same place: the save would remove
-// the files that they read.
+// the files that they read. A save to memory waits for the copies of the saves before it, and
+// for the removal of older checkpoints: there is no room for more of them.
 func (r *Runner) waitSame(ctx context.Context, run *running) {
-	if run.Tiers == nil || run.Tiers.Local == nil {
+	if !run.goesOn() {
 		return
 	}
 	r.mu.Lock()
 	uploads := slices.Clone(r.uploads)
 	r.mu.Unlock()
 	for _, u := range uploads[:slices.Index(uploads, run)] {
-		if u.Tiers.Local == nil || u.Tiers.Local.String() != run.Tiers.Local.String() {
+		if !run.disturbs(u) {
 			continue
 		}
 		select {
@@ -306,6 +322,15 @@ func (r *Runner) waitSame(ctx context.Context, run *running) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// disturbs reports whether the save cannot begin before the upload or the copies of an earlier one are over.
+func (run *running) disturbs(u *running) bool {
+	if run.Copies != nil && u.Copies != nil && run.Copies.Run == u.Copies.Run {
+		return true
+	}
+	a, b := run.Tiers, u.Tiers
+	return a != nil && b != nil && a.Local != nil && b.Local != nil && a.Local.String() == b.Local.String()
 }
 
 // waitUpload waits for the oldest upload of a save before run. It returns false if no upload

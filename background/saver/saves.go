@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/background/upload"
 	"github.com/cairn-ckpt/cairn/blob"
@@ -21,20 +22,21 @@ import (
 // saves are the saves and uploads of a saver process.
 type saves struct {
 	*scope
-	peers  *peers
-	runs   *trainings
-	window *window
-	runner Runner
-	stop   context.CancelCauseFunc // ends the work for runs
-	cache  plan.Cache
+	peers    *peers
+	runs     *trainings
+	memories *memories
+	window   *window
+	runner   Runner
+	stop     context.CancelCauseFunc // ends the work for runs
+	cache    plan.Cache
 
 	mu      sync.Mutex
 	pending map[uint64]*savePlanner // by generation; guarded by mu
 }
 
 // newSaves returns saves. Their work for runs goes on until ctx ends.
-func newSaves(ctx context.Context, s *scope, p *peers, r *trainings) *saves {
-	out := &saves{scope: s, peers: p, runs: r, window: newWindow(s), pending: map[uint64]*savePlanner{}}
+func newSaves(ctx context.Context, s *scope, p *peers, r *trainings, m *memories) *saves {
+	out := &saves{scope: s, peers: p, runs: r, memories: m, window: newWindow(s), pending: map[uint64]*savePlanner{}}
 	out.runner.Background, out.stop = context.WithCancelCause(blob.WithLogger(ctx, s.Logger))
 	return out
 }
@@ -102,6 +104,9 @@ func (x *saving) task() (Task, error) {
 	b := x.body
 	t := Task{Generation: b.Generation, Metrics: b.Metrics, Format: b.Format}
 	var err error
+	if t.Copies, err = x.memories.copies(&b.SaveRequest, x.copied); err != nil {
+		return Task{}, err
+	}
 	if t.Job, t.Tiers, err = x.job(&b.SaveRequest); err != nil {
 		return Task{}, err
 	}
@@ -253,6 +258,19 @@ func (x *saving) uploaded(r *upload.Report, err error) {
 		x.state.recorder.EndUpload(r.RankBytes, r.Time, r.Traffic, nil)
 	}
 	x.link.send(typeUploaded, body)
+}
+
+// copied ends the copies of the save, if the save succeeded.
+func (x *saving) copied(r *memory.Report, err error) {
+	if !x.succeeded {
+		return
+	}
+	body := copiedBody{Generation: x.body.Generation, Report: r}
+	if err != nil {
+		v := saverError(err)
+		body.Error = &v
+	}
+	x.link.send(typeCopied, body)
 }
 
 // over ends a save.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob"
 	_ "github.com/cairn-ckpt/cairn/blob/file" // opens paths
@@ -64,11 +65,12 @@ func (o *ServeOptions) withDefaults() ServeOptions {
 // server is a saver process: the connection to its trainer, and the parts that handle messages.
 type server struct {
 	*scope
-	peers *peers
-	saves *saves
-	loads *loads
-	runs  *trainings
-	tasks *tasks
+	peers    *peers
+	saves    *saves
+	memories *memories
+	loads    *loads
+	runs     *trainings
+	tasks    *tasks
 }
 
 // newServer returns a server that works until ctx ends.
@@ -82,7 +84,9 @@ func newServer(ctx context.Context, conn net.Conn, mem []byte, opts *ServeOption
 	s := &server{scope: sc, peers: &peers{scope: sc}}
 	s.tasks = &tasks{scope: sc, running: map[uint64]context.CancelCauseFunc{}, held: map[uint64]func(){}}
 	s.runs = &trainings{scope: sc, tasks: s.tasks, savedTo: map[string]*savedRun{}, followed: map[string]*run.Run{}}
-	s.saves = newSaves(ctx, sc, s.peers, s.runs)
+	s.memories = &memories{scope: sc, peers: s.peers, tasks: s.tasks, jobs: map[string]*memory.Job{}}
+	s.saves = newSaves(ctx, sc, s.peers, s.runs, s.memories)
+	s.memories.tended = s.saves.runner.WaitTended
 	s.loads = &loads{scope: sc, peers: s.peers, runs: s.runs, tasks: s.tasks, opened: map[string]*opened{}}
 	s.registerAll()
 	return s
@@ -102,6 +106,7 @@ func (s *server) registerAll() {
 	register(s.link, typeLoad, true, s.loads.load)
 	register(s.link, typeDescribe, true, s.loads.describe)
 	register(s.link, typeNewest, true, s.runs.newest)
+	register(s.link, typeMemory, true, s.memories.join)
 	register(s.link, typeCancel, true, s.tasks.cancelTask)
 }
 
@@ -171,6 +176,7 @@ func (s *server) finish(err error) {
 	s.work.Wait()
 	s.saves.waitTended()
 	s.runs.close()
+	s.memories.close()
 	s.peers.leave()
 }
 

@@ -22,9 +22,11 @@ import (
 
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob/file"
+	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/internal/deep"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
@@ -243,6 +245,80 @@ func TestServeSaves(t *testing.T) {
 	c.conn.Close()
 	if err := c.wait(); err != nil {
 		t.Errorf("Serve = %v", err)
+	}
+}
+
+// A save to memory needs the message memory before it. It ends in a folder of this host, and with
+// one host there are no copies.
+func TestServeSavesToMemory(t *testing.T) {
+	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
+	c := newTrainer(t)
+	c.join()
+	save := func(g uint64) {
+		b := newSave(g, "memory:llama/"+run.FolderName(int64(g)))
+		b.Run = &InRun{Keep: "last 1"}
+		c.send(typeSave, b)
+		c.send(typeStaged, stagedBody{Generation: g, Units: []unitBody{c.stage(g, int64(g)*4096)}, All: true})
+	}
+	save(1)
+	if b := received[failedBody](c, typeFailed); !strings.Contains(b.Error.Text, "the message memory") {
+		t.Errorf("a save without the message memory: %+v", b)
+	}
+
+	c.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	h := received[hostedBody](c, typeHosted)
+	if len(h.Hosts) != 1 || h.Hosts[0].ID != h.Host || !slices.Equal(h.Hosts[0].Ranks, []int{0}) || len(h.Hosts[0].Partners) != 0 {
+		t.Errorf("hosted %+v", h)
+	}
+	for g := uint64(2); g < 5; g++ {
+		save(g)
+		if b := received[savedBody](c, typeSaved); b.Generation != g {
+			t.Errorf("saved %+v", b)
+		}
+		if b := received[copiedBody](c, typeCopied); b.Generation != g || b.Error != nil || !b.Report.Alone {
+			t.Errorf("copied %+v", b)
+		}
+	}
+	folder := must.Get(must.Get(ram.Here())(t).Folder("llama"))(t)
+	if got := published(t, filepath.Join(folder, run.FolderName(4))); got != content {
+		t.Errorf("the checkpoint has %q", got)
+	}
+	c.send(typeMemory, memoryBody{Load: 2, Run: "llama", Leave: true})
+	c.expect(typeHosted)
+	c.conn.Close()
+	if err := c.wait(); err != nil {
+		t.Errorf("Serve = %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(folder, run.FolderName(2))); err == nil {
+		t.Error("the oldest checkpoint stays")
+	}
+}
+
+// A saver whose trainer was killed serves its run until another saver of the host does, and leaves
+// nothing if that one forgets the run.
+func TestServeLingersForOtherHosts(t *testing.T) {
+	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
+	killed := newTrainer(t)
+	killed.join()
+	killed.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	address := received[hostedBody](killed, typeHosted).Hosts[0].Address
+	killed.conn.Close()
+	must.Do(t, must.Get(net.Dial("tcp", address))(t).Close())
+
+	again := newTrainer(t)
+	again.join()
+	again.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	if h := received[hostedBody](again, typeHosted); h.Hosts[0].Address == address {
+		t.Errorf("both savers serve at %s", address)
+	}
+	if err := killed.wait(); err != nil {
+		t.Errorf("Serve of the killed trainer = %v", err)
+	}
+	again.send(typeMemory, memoryBody{Load: 2, Run: "llama", Forget: true})
+	again.expect(typeHosted)
+	root := must.Get(ram.Here())(t)
+	if left := must.Get(os.ReadDir(string(root)))(t); len(left) != 1 || left[0].Name() != "host" {
+		t.Errorf("the memory has %v", left)
 	}
 }
 

@@ -1,0 +1,220 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/hosts"
+	"github.com/cairn-ckpt/cairn/blob/ram"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// Report describes the copies of a checkpoint.
+type Report struct {
+	SaveID string `json:"save_id"`
+	// Bytes and Files count the copies of data files on all hosts, RankBytes what this rank has
+	// received.
+	Bytes     int64         `json:"bytes"`
+	RankBytes int64         `json:"local_bytes"`
+	Files     int           `json:"files"`
+	Time      time.Duration `json:"copy_ns"`
+	// Alone means that there is only one host, so that there is no copy.
+	Alone bool `json:"alone,omitempty"`
+}
+
+// Saved is what a rank has saved.
+type Saved struct {
+	SaveID string
+	// Files are the data files of the rank. Last are the names of the files that rank 0 has
+	// written after the data files of all ranks, the record last.
+	Files []storage.File
+	Last  []string
+}
+
+// file is a file that other hosts copy.
+type file struct {
+	Name   string `json:"name"`
+	Size   int64  `json:"size"`
+	CRC32C uint32 `json:"crc32c"`
+}
+
+// offer is what a rank has for other hosts.
+type offer struct {
+	Host string `json:"host"`
+	Data []file `json:"data,omitempty"`
+	Last []file `json:"last,omitempty"`
+}
+
+// Copy brings copies of a checkpoint that the ranks have just saved to other hosts. All ranks of g
+// call it, and it fails on all of them or on no rank. folder is the folder of the checkpoint in the
+// run. saved is the error of the save on this rank.
+//
+// Each host receives the index and the record, and the data files of the hosts that it is a partner
+// of. A copy is compared with the checksum that the saver of the file has computed while it wrote
+// it from the staged bytes, and is not kept if it differs.
+func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, saved error) (*Report, error) {
+	start := time.Now()
+	all, err := j.offers(ctx, g, folder, s, saved)
+	if err != nil {
+		return nil, err
+	}
+	rep := &Report{SaveID: s.SaveID, Alone: len(j.Hosts) == 1}
+	mine, count, bytes := j.assign(g.Rank(), all, DefaultCopies)
+	rep.Files, rep.Bytes = count, bytes
+	err = group.Each(ctx, group.StopEarly(g), "copy", func(ctx context.Context) (err error) {
+		if j.receives(g.Rank()) {
+			if err := j.drop(ctx, folder, all[0].Last); err != nil {
+				return err
+			}
+		}
+		rep.RankBytes, err = j.fetch(ctx, folder, mine)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+
+	// The record comes last: where it is, all data files have their copies.
+	err = group.Each(ctx, group.StopEarly(g), "copy the record", func(ctx context.Context) error {
+		if !j.receives(g.Rank()) {
+			return nil
+		}
+		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !j.confirmed { // on no rank
+		if err := group.Each(ctx, g, "leave out hosts that have left", func(context.Context) error { return j.confirm() }); err != nil {
+			return nil, err
+		}
+		j.confirmed = true
+	}
+	rep.Time = time.Since(start)
+	return rep, nil
+}
+
+// offers returns the files of all ranks.
+func (j *Job) offers(ctx context.Context, g group.Group, folder string, s Saved, saved error) ([]offer, error) {
+	return group.Decide(ctx, g, "offer copies", group.JSON[offer](), group.JSON[[]offer](),
+		func(ctx context.Context) (offer, error) {
+			if saved != nil {
+				return offer{}, fmt.Errorf("there is nothing to copy: %w", saved)
+			}
+			if err := j.Check(); err != nil {
+				return offer{}, err
+			}
+			store, err := j.Root.OpenLocal(j.Run)
+			if err != nil {
+				return offer{}, err
+			}
+			return j.offer(ctx, store, folder, s)
+		},
+		func(_ context.Context, all []offer) ([]offer, error) { return all, nil })
+}
+
+// receives reports whether a rank receives the index and the record for this host: its first rank does,
+// unless rank 0 has written them here.
+func (j *Job) receives(rank int) bool {
+	here := j.ranks[j.Host]
+	return here[0] == rank && here[0] != 0
+}
+
+// drop removes this host's copies of the files that a save has just replaced, such as the record, because the
+// step was saved before. If the new copy then fails, no host has the record of a save that is gone.
+func (j *Job) drop(ctx context.Context, folder string, replaced []file) error {
+	store, err := j.Root.OpenLocal(j.Run)
+	if err != nil {
+		return err
+	}
+	for _, f := range replaced {
+		if err := store.Remove(ctx, folder+"/"+f.Name); err != nil && !errors.Is(err, blob.ErrRemoved) {
+			return err
+		}
+	}
+	return nil
+}
+
+// fetch copies files to this host, each from the host that has saved it. No other host is asked: a
+// host that has left the job may be silent, and in a large job there are many.
+func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file) (bytes int64, err error) {
+	for _, host := range slices.Sorted(maps.Keys(files)) {
+		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}})
+		if err != nil {
+			return bytes, err
+		}
+		store, ok := opened.(*hosts.Store)
+		if !ok {
+			return bytes, fmt.Errorf("%w: %s", ErrReplaced, j.Run)
+		}
+		defer store.Close()
+		for _, f := range files[host] {
+			if err := store.Fetch(ctx, folder+"/"+f.Name, f.Size, f.CRC32C); err != nil {
+				return bytes, err
+			}
+			bytes += f.Size
+		}
+	}
+	return bytes, nil
+}
+
+// offer describes the files of this rank.
+func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Saved) (offer, error) {
+	o := offer{Host: j.Host}
+	for _, f := range s.Files {
+		if f.Unsummed {
+			return o, fmt.Errorf("%w: %s has no checksum, so a copy could not be compared with it", storage.ErrOptions, f.Name)
+		}
+		if !slices.Contains(s.Last, f.Name) {
+			o.Data = append(o.Data, file{f.Name, f.Size, f.CRC32C})
+		}
+	}
+	for _, name := range s.Last {
+		data, err := blob.ReadAll(ctx, store, folder+"/"+name, maxLast)
+		if err != nil {
+			return o, err
+		}
+		o.Last = append(o.Last, file{name, int64(len(data)), crc32.Checksum(data, castagnoli)})
+	}
+	return o, nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// maxLast bounds the size of the index and of the record.
+const maxLast = 1 << 30
+
+// assign returns the data files that this rank fetches, by the host that has them, and how many files and
+// bytes all ranks fetch. The ranks of a host divide its files.
+func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file, count int, bytes int64) {
+	mine = map[string][]file{}
+	partners := Partners(j.Hosts, copies)
+	turn := map[string]int{}
+	for _, o := range all {
+		for _, f := range o.Data {
+			for _, host := range partners[o.Host] {
+				ranks := j.ranks[host]
+				if ranks[turn[host]%len(ranks)] == rank {
+					mine[o.Host] = append(mine[o.Host], f)
+				}
+				turn[host]++
+				count, bytes = count+1, bytes+f.Size
+			}
+		}
+	}
+	return mine, count, bytes
+}
+
+// DefaultCopies is how many other hosts have a copy of each file.
+const DefaultCopies = 1
+
+// Ranks returns the ranks of a host.
+func (j *Job) Ranks(host string) []int { return j.ranks[host] }

@@ -1,0 +1,276 @@
+// Package memory keeps checkpoints in the memory of the hosts of a job: it brings the hosts
+// together, and copies the files of each host to others. A checkpoint in memory is a checkpoint of
+// the native format in a store that package ram opens, so saves, loads and runs know nothing of it.
+// docs/memory.md describes how to use it.
+package memory
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/hosts"
+	"github.com/cairn-ckpt/cairn/blob/ram"
+	"github.com/cairn-ckpt/cairn/group"
+)
+
+// DomainVariable is the environment variable with the fault domain of a host: hosts with the same
+// value, such as those of a rack, may be lost together, and keep no copies for each other if there
+// are other hosts.
+const DomainVariable = "CAIRN_DOMAIN"
+
+// Job is a run in memory as the processes of a job hold it.
+type Job struct {
+	Run string
+	// Root is the folder of runs in memory on this host.
+	Root ram.Root
+	// Hosts are the hosts of the job.
+	Hosts []ram.Host
+	// Host is the id of this one.
+	Host string
+	// ranks are the ranks of each host, by its id, in order.
+	ranks   map[string][]int
+	address string // at which this process serves the files
+	stall   time.Duration
+
+	confirmed bool // a checkpoint of this job has its copies
+
+	stop func()
+}
+
+// Options change how a process joins. Nil means the defaults.
+type Options struct {
+	// Toward is an address of rank 0, by which a process finds its own network. Empty: all
+	// processes are on one host.
+	Toward string
+	// Stall is how long another host may make no progress. Zero: 20 seconds.
+	Stall  time.Duration
+	Logger *slog.Logger
+}
+
+// arrival is what a process says about itself.
+type arrival struct {
+	Host   ram.Host
+	Secret []byte     // of the run as it is on the host of the process
+	Epoch  int64      // the same
+	Known  []ram.Host // the hosts that have held the run so far
+}
+
+// meeting is what the processes agree on.
+type meeting struct {
+	Members ram.Members `json:"members"`
+	// Latest are the ids of the hosts of the job that were also hosts of the job before.
+	Latest []string `json:"latest"`
+}
+
+// Join makes this process serve the files of a run on its host to the other hosts, and tells it
+// where they are. All ranks of g call it. The files that earlier jobs have left on the hosts are part of the run. Leave ends it.
+func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *Options) (*Job, error) {
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	j := &Job{Run: run, Root: root, stall: o.Stall, ranks: map[string][]int{}}
+	var listener net.Listener
+	defer func() {
+		if listener != nil {
+			listener.Close()
+		}
+	}()
+	met, err := group.Decide(ctx, g, "meet in memory", group.JSON[arrival](), group.JSON[meeting](),
+		func(ctx context.Context) (a arrival, err error) {
+			if listener, a, err = arrive(root, run, o.Toward); err == nil {
+				j.Host, j.address = a.Host.ID, listener.Addr().String()
+			}
+			return a, err
+		},
+		func(_ context.Context, all []arrival) (meeting, error) { return meet(all), nil })
+	if err != nil {
+		return nil, err
+	}
+	members := met.Members
+	for _, h := range members.Hosts {
+		if !h.Left {
+			j.Hosts = append(j.Hosts, h)
+		}
+	}
+	err = group.Each(ctx, g, "serve memory", func(ctx context.Context) error {
+		store, err := root.OpenLocal(run)
+		if err != nil {
+			return err
+		}
+		j.stop = serve(listener, store, members.Secret, o.Logger)
+		listener = nil
+		return nil
+	})
+	if err == nil {
+		err = group.Each(ctx, g, "catch up", func(ctx context.Context) error { return j.catchUp(ctx, &met) })
+	}
+	if err == nil { // a host that has not caught up has to do so the next time
+		err = group.Each(ctx, g, "write the hosts", func(context.Context) error { return root.WriteMembers(run, &members) })
+	}
+	if err != nil {
+		j.Leave()
+		return nil, err
+	}
+	hosts, err := group.Decide(ctx, g, "hosts", group.JSON[string](), group.JSON[[]string](),
+		func(context.Context) (string, error) { return j.Host, nil },
+		func(_ context.Context, all []string) ([]string, error) { return all, nil })
+	if err != nil {
+		j.Leave()
+		return nil, err
+	}
+	for rank, host := range hosts {
+		j.ranks[host] = append(j.ranks[host], rank)
+	}
+	return j, nil
+}
+
+// confirm leaves out the hosts that have left: what they have is not needed any more, because a
+// checkpoint of this job has its copies.
+func (j *Job) confirm() error {
+	m, err := j.Root.ReadMembers(j.Run)
+	if err != nil {
+		return err
+	}
+	m.Hosts = slices.DeleteFunc(m.Hosts, func(h ram.Host) bool { return h.Left })
+	return j.Root.WriteMembers(j.Run, m)
+}
+
+// Open returns the store of the files of the run on all of its hosts.
+func (j *Job) Open(ctx context.Context) (blob.Store, error) {
+	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall})
+}
+
+// serve offers the files in store to the other hosts until stop is called.
+func serve(l net.Listener, store blob.Store, secret []byte, log *slog.Logger) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := hosts.Serve(ctx, l, store, secret); err != nil && log != nil && ctx.Err() == nil {
+			log.Error("memory: the files are not served to other hosts any more", "error", err)
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// ErrReplaced reports that other processes of this host hold the run: the job was started again, or another
+// job has the same name.
+var ErrReplaced = errors.New("another job of this name has begun on this host, or the run was removed")
+
+// Check returns an error that wraps ErrReplaced if other processes of this host hold the run, or it was
+// removed.
+func (j *Job) Check() error {
+	m, err := j.Root.ReadMembers(j.Run)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(m.Hosts, func(h ram.Host) bool { return h.ID == j.Host })
+	if i < 0 || !slices.Contains(m.Hosts[i].Addresses, j.address) {
+		return fmt.Errorf("memory://%s: %w", j.Run, ErrReplaced)
+	}
+	return nil
+}
+
+// lingerPause is the time between two looks for processes that take over.
+const lingerPause = time.Second
+
+// Linger serves the files until other processes of this host do, because the job was started again, until
+// the run is removed, or until ctx ends. It is for the time after the trainer was killed: the job may go on on
+// other hosts, which need the files of this one.
+func (j *Job) Linger(ctx context.Context) {
+	for !errors.Is(j.Check(), ErrReplaced) {
+		select {
+		case <-time.After(lingerPause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Leave ends the service of this process. The files stay.
+func (j *Job) Leave() {
+	if j.stop != nil {
+		j.stop()
+		j.stop = nil
+	}
+}
+
+// arrive listens, and describes this process.
+func arrive(root ram.Root, run, toward string) (net.Listener, arrival, error) {
+	known, err := root.ReadMembers(run)
+	if err != nil {
+		return nil, arrival{}, err
+	}
+	id, err := root.HostID()
+	if err != nil {
+		return nil, arrival{}, err
+	}
+	at, err := listenAt(toward)
+	if err != nil {
+		return nil, arrival{}, err
+	}
+	l, err := net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
+	if err != nil {
+		return nil, arrival{}, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = at.String()
+	}
+	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}}
+	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Known: known.Hosts}, nil
+}
+
+// meet returns the hosts of the job, and the hosts that hold parts of the run from before.
+func meet(all []arrival) meeting {
+	var out ram.Members
+	at := map[string]int{}
+	add := func(h ram.Host) {
+		i, ok := at[h.ID]
+		if !ok {
+			at[h.ID] = len(out.Hosts)
+			out.Hosts = append(out.Hosts, h)
+			return
+		}
+		if !h.Left {
+			out.Hosts[i].Addresses = append(out.Hosts[i].Addresses, h.Addresses...)
+		}
+	}
+	for _, a := range all {
+		add(a.Host)
+		if len(out.Secret) == 0 {
+			out.Secret = a.Secret // hosts that have left know no other one
+		}
+	}
+	for _, a := range all {
+		for _, h := range a.Known {
+			h.Left = true
+			add(h)
+		}
+	}
+	if len(out.Secret) == 0 {
+		out.Secret = make([]byte, 32)
+		rand.Read(out.Secret)
+	}
+
+	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) }).Epoch
+	out.Epoch = latest + 1
+	met := meeting{Members: out}
+	for _, a := range all {
+		if a.Epoch == latest && !slices.Contains(met.Latest, a.Host.ID) {
+			met.Latest = append(met.Latest, a.Host.ID)
+		}
+	}
+	return met
+}

@@ -1,0 +1,331 @@
+// Package memory tests checkpoints in the memory of several hosts: what is lost with a host, and
+// what the others still have.
+package memory
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/background/memory"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/ram"
+	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/group/inproc"
+	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/shard"
+	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/tests/jobtest"
+)
+
+func TestMain(m *testing.M) { jobtest.Main(m, works...) }
+
+// works are the jobs of this program if a test has started it as a rank.
+var works []func()
+
+// job is a job: the memory of the host of each rank.
+type job []ram.Root
+
+// newHost returns the memory of a host.
+func newHost(t testing.TB) ram.Root {
+	root := filepath.Join(t.TempDir(), "memory")
+	must.Do(t, os.Mkdir(root, 0o700))
+	return ram.Root(root)
+}
+
+// run runs fn on all ranks, after they have joined the run.
+func (j job) run(t testing.TB, fn func(ctx context.Context, g group.Group, m *memory.Job, store blob.Store) error) {
+	t.Helper()
+	jobtest.OnRanks(t, len(j), func(ctx context.Context, g group.Group) error {
+		m, err := memory.Join(ctx, g, j[g.Rank()], "llama", nil)
+		if err != nil {
+			return err
+		}
+		defer m.Leave()
+		store, err := m.Root.Open(ctx, "llama")
+		if err == nil {
+			err = fn(ctx, g, m, store)
+		}
+		// A rank that leaves takes the files of its host along.
+		return errors.Join(err, group.Each(ctx, g, "leave", func(context.Context) error { return nil }))
+	})
+}
+
+// save saves a state in memory, with copies on other hosts.
+func (j job) save(t testing.TB, s *jobtest.Trained, step int64) {
+	t.Helper()
+	j.run(t, func(ctx context.Context, g group.Group, m *memory.Job, store blob.Store) error {
+		_, err := saveStep(ctx, t, g, m, store, s, step)
+		return err
+	})
+}
+
+// saveStep saves the part of a rank in memory, with copies on other hosts.
+func saveStep(ctx context.Context, t testing.TB, g group.Group, m *memory.Job, store blob.Store, s *jobtest.Trained, step int64) (*memory.Report, error) {
+	folder := run.FolderName(step)
+	at, err := blob.NewSub(store, folder)
+	if err != nil {
+		return nil, err
+	}
+	w, err := native.Format{}.NewWriter(at, storage.WriteOptions{})
+	if err != nil {
+		return nil, err
+	}
+	rep, err := cairn.Save(ctx, at, s.Parts(t, g.Rank(), g.Size()), &cairn.SaveOptions{Group: g, Step: &step, Writer: w})
+	saved := memory.Saved{}
+	if err == nil {
+		saved = memory.Saved{SaveID: rep.SaveID, Files: rep.Wrote}
+		if g.Rank() == 0 {
+			saved.Last = w.(storage.Publisher).Published()
+		}
+	}
+	return m.Copy(ctx, g, folder, saved, err)
+}
+
+// load loads a step on all ranks, and compares it with a state.
+func (j job) load(t testing.TB, s *jobtest.Trained, step int64) {
+	t.Helper()
+	j.run(t, func(ctx context.Context, g group.Group, _ *memory.Job, store blob.Store) error {
+		return loadStep(ctx, t, g, store, s, step)
+	})
+}
+
+// loadStep loads the part of a rank, and compares it with a state.
+func loadStep(ctx context.Context, t testing.TB, g group.Group, store blob.Store, s *jobtest.Trained, step int64) error {
+	at, err := blob.NewSub(store, run.FolderName(step))
+	if err != nil {
+		return err
+	}
+	got := jobtest.NewTrained(t, 99).Parts(t, g.Rank(), g.Size())
+	if _, err := cairn.Load(ctx, at, got, &cairn.LoadOptions{Group: g}); err != nil {
+		return err
+	}
+	want := s.Parts(t, g.Rank(), g.Size())
+	for name, x := range want {
+		if x, ok := x.(*shard.Tensor); ok && !bytes.Equal(x.Local().Contents(), got[name].(*shard.Tensor).Local().Contents()) {
+			return fmt.Errorf("%s differs on rank %d", name, g.Rank())
+		}
+	}
+	return nil
+}
+
+// move returns the memory of a host after a restart of all of its processes: other processes find
+// the files in another folder.
+func move(t testing.TB, from ram.Root) ram.Root {
+	to := newHost(t)
+	must.Do(t, os.CopyFS(string(to), os.DirFS(string(from))))
+	return to
+}
+
+// With one copy, any one of the hosts may be lost, wherever its ranks are. The others go on
+// with any number of ranks, also with a host that holds nothing.
+func TestLosingAHost(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job{hosts[1], hosts[0], hosts[0], hosts[2]}.save(t, s, 10)
+	for lost := range hosts {
+		t.Run(fmt.Sprint("host ", lost), func(t *testing.T) {
+			var left []ram.Root
+			for i, h := range hosts {
+				if i != lost {
+					left = append(left, move(t, h))
+				}
+			}
+			job(left).load(t, s, 10)
+			job{newHost(t), left[1], left[0], left[0], left[1]}.load(t, s, 10)
+		})
+	}
+	t.Run("all hosts are there", func(t *testing.T) { job(hosts).load(t, s, 10) })
+}
+
+// If both hosts of a byte are lost, the load says which file is missing, and a checkpoint that is
+// only partly there is not complete.
+func TestLosingBothCopies(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t), newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job(hosts).save(t, s, 10)
+	complete := 0
+	for a := range hosts {
+		for b := a + 1; b < len(hosts); b++ {
+			var left job
+			for i, h := range hosts {
+				if i != a && i != b {
+					left = append(left, move(t, h))
+				}
+			}
+			left.run(t, func(ctx context.Context, g group.Group, _ *memory.Job, store blob.Store) error {
+				at, err := blob.NewSub(store, run.FolderName(10))
+				if err != nil {
+					return err
+				}
+				_, err = cairn.Load(ctx, at, jobtest.NewTrained(t, 2).Parts(t, g.Rank(), g.Size()), &cairn.LoadOptions{Group: g})
+				if err != nil && !errors.Is(err, cairn.ErrCorrupt) {
+					return fmt.Errorf("load without hosts %d and %d: %w; want ErrCorrupt", a, b, err)
+				}
+				if err != nil && !strings.Contains(err.Error(), ".safetensors") {
+					return fmt.Errorf("the error names no file: %w", err)
+				}
+				if g.Rank() == 0 && err == nil {
+					complete++
+				}
+				return nil
+			})
+		}
+	}
+	if complete != 4 { // of six pairs, two are partners
+		t.Errorf("%d of 6 pairs of hosts can be lost; want 4", complete)
+	}
+}
+
+// A data file with a flipped byte is not used: the bytes come from the copy. With both damaged, the
+// load fails.
+func TestDamagedCopies(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job(hosts).save(t, s, 10)
+	var files []string
+	must.Do(t, filepath.WalkDir(string(hosts[0]), func(path string, d fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".safetensors") {
+			files = append(files, path)
+		}
+		return err
+	}))
+	if len(files) != 2 {
+		t.Fatalf("the first host has the data files %q; want its own one and a copy", files)
+	}
+	for _, path := range files {
+		data := must.Get(os.ReadFile(path))(t)
+		data[len(data)/2] ^= 1
+		must.Do(t, os.Chmod(path, 0o600))
+		must.Do(t, os.WriteFile(path, data, 0o600))
+	}
+	job(hosts).load(t, s, 10)
+}
+
+// A step is saved again with other values. Every host then has the new checkpoint, and nothing of
+// the old one.
+func TestSavingAStepAgain(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t), newHost(t)}
+	old, s := jobtest.NewTrained(t, 1), jobtest.NewTrained(t, 1)
+	s.Step()
+	job(hosts).save(t, old, 10)
+	job{hosts[1], hosts[2], hosts[0]}.save(t, s, 10)
+	for lost := range hosts {
+		left := slices.Delete(slices.Clone(hosts), lost, lost+1)
+		job{move(t, left[0]), move(t, left[1])}.load(t, s, 10)
+		if ids := saveIDs(t, hosts[lost], 10); len(ids) != 1 {
+			t.Errorf("host %d has files of the saves %q; want one", lost, ids)
+		}
+	}
+}
+
+// A host was away while the others have saved a step again. When it comes back, its old record does
+// not hide the new checkpoint, whichever rank it is.
+func TestHostThatWasAway(t *testing.T) {
+	for name, order := range map[string][]int{
+		"as rank 0": {2, 1, 0}, "as the last rank": {0, 1, 2}, "with one of the others": {2, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hosts := []ram.Root{newHost(t), newHost(t), newHost(t)}
+			old, s := jobtest.NewTrained(t, 1), jobtest.NewTrained(t, 1)
+			s.Step()
+			job(hosts).save(t, old, 9)
+			job(hosts).save(t, old, 10)
+			job(hosts[:2]).save(t, s, 10)
+			var again job
+			for _, i := range order {
+				again = append(again, hosts[i])
+			}
+			again.load(t, s, 10)
+			if len(again) == len(hosts) {
+				again.load(t, old, 9)
+			}
+			again.load(t, s, 10)
+			for _, root := range again {
+				if left := must.Get(filepath.Glob(filepath.Join(string(root), ".cairn-tmp-*")))(t); len(left) > 0 {
+					t.Errorf("%q are left", left)
+				}
+			}
+		})
+	}
+}
+
+// saveIDs returns the ids of the saves of which a host has files of a step.
+func saveIDs(t testing.TB, root ram.Root, step int64) []string {
+	var out []string
+	for _, e := range must.Get(os.ReadDir(filepath.Join(string(root), "llama", run.FolderName(step))))(t) {
+		if parts := strings.Split(e.Name(), "-"); len(parts) > 2 {
+			out = append(out, parts[0]+"-"+parts[1])
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Two jobs have the same name by mistake, and save the same steps on the same hosts at the same
+// time. The one that came first fails, and says why. A checkpoint has the values of one job, or cannot be loaded.
+func TestTwoJobsOfOneName(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	states := []*jobtest.Trained{jobtest.NewTrained(t, 1), jobtest.NewTrained(t, 1)}
+	states[1].Step()
+	const steps = 5
+	var wg sync.WaitGroup
+	second := make(chan struct{})
+	for i, order := range []job{{hosts[0], hosts[1]}, {hosts[1], hosts[0]}} {
+		wg.Go(func() {
+			if i == 1 {
+				<-second
+			}
+			err := inproc.Run(t.Context(), len(order), func(ctx context.Context, g group.Group) error {
+				m, err := memory.Join(ctx, g, order[g.Rank()], "llama", nil)
+				if err != nil {
+					return err
+				}
+				defer m.Leave()
+				if i == 0 && g.Rank() == 0 {
+					close(second)
+				}
+				var failed error
+				for step, tries := int64(0), 0; step < steps && tries < 1000; step, tries = step+1, tries+1 {
+					store, err := m.Open(ctx)
+					if err != nil {
+						return err
+					}
+					_, failed = saveStep(ctx, t, g, m, store, states[i], step)
+					if i == 0 && step == steps-1 && failed == nil {
+						step-- // until the second job has begun
+					}
+				}
+				if i == 0 && (failed == nil || !strings.Contains(failed.Error(), memory.ErrReplaced.Error())) {
+					t.Errorf("the last save of the first job: %v; want %v", failed, memory.ErrReplaced)
+				}
+				return group.Each(ctx, g, "leave", func(context.Context) error { return nil })
+			})
+			if err != nil {
+				t.Errorf("job %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	for step := range int64(steps) {
+		job(hosts).run(t, func(ctx context.Context, g group.Group, _ *memory.Job, store blob.Store) error {
+			first, second := loadStep(ctx, t, g, store, states[0], step), loadStep(ctx, t, g, store, states[1], step)
+			refused := errors.Is(first, storage.ErrNotFound) || errors.Is(first, storage.ErrChanged) || errors.Is(first, cairn.ErrCorrupt)
+			if first != nil && second != nil && !refused {
+				return fmt.Errorf("step %d is neither state: %w; %w", step, first, second)
+			}
+			return nil
+		})
+	}
+}
