@@ -15,19 +15,19 @@ import (
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
-// memory is a service in memory. blob/conformance tests drivers against servers.
-type memory struct {
+// memoryService is a service in memory. blob/conformance tests drivers against servers.
+type memoryService struct {
 	remote.Service // nil: all other requests panic
 	mu             sync.Mutex
 	objects        map[string][]byte // guarded by mu
 	most           map[string]int    // guarded by mu; objects that were there at once, by the beginning of their names
 }
 
-func (s *memory) Limits() remote.Limits {
+func (s *memoryService) Limits() remote.Limits {
 	return remote.Limits{MinPart: 5 << 20, MaxPart: 5 << 30, Parts: 10_000, Removes: 1000}
 }
 
-func (s *memory) Put(ctx context.Context, key string, body []byte, _ uint32, c remote.Condition) (remote.Object, error) {
+func (s *memoryService) Put(ctx context.Context, key string, body []byte, _ uint32, c remote.Condition) (remote.Object, error) {
 	remote.CountRequest(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -36,7 +36,7 @@ func (s *memory) Put(ctx context.Context, key string, body []byte, _ uint32, c r
 	return remote.Object{Key: key, Size: int64(len(body)), Version: "1", Writer: c.Writer}, nil
 }
 
-func (s *memory) Get(ctx context.Context, key, _ string, p []byte, off int64) (int, remote.Object, error) {
+func (s *memoryService) Get(ctx context.Context, key, _ string, p []byte, off int64) (int, remote.Object, error) {
 	remote.CountRequest(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *memory) Get(ctx context.Context, key, _ string, p []byte, off int64) (i
 	return copy(p, data[off:]), remote.Object{Key: key, Size: int64(len(data)), Version: "1"}, nil
 }
 
-func (s *memory) Head(ctx context.Context, key string) (remote.Object, error) {
+func (s *memoryService) Head(ctx context.Context, key string) (remote.Object, error) {
 	remote.CountRequest(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,11 +58,11 @@ func (s *memory) Head(ctx context.Context, key string) (remote.Object, error) {
 	return remote.Object{Key: key, Size: int64(len(data)), Version: "1"}, nil
 }
 
-func (s *memory) Begin(_ context.Context, key, writer string) (remote.Upload, error) {
+func (s *memoryService) Begin(_ context.Context, key, writer string) (remote.Upload, error) {
 	return &memoryUpload{s: s, key: key, parts: map[int][]byte{}}, nil
 }
 
-func (s *memory) List(_ context.Context, prefix, _ string) (page []remote.Object, _ string, _ error) {
+func (s *memoryService) List(_ context.Context, prefix, _ string) (page []remote.Object, _ string, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key := range s.objects {
@@ -73,7 +73,7 @@ func (s *memory) List(_ context.Context, prefix, _ string) (page []remote.Object
 	return page, "", nil
 }
 
-func (s *memory) Remove(_ context.Context, keys []string) error {
+func (s *memoryService) Remove(_ context.Context, keys []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, key := range keys {
@@ -82,12 +82,12 @@ func (s *memory) Remove(_ context.Context, keys []string) error {
 	return nil
 }
 
-func (s *memory) Uploads(context.Context, string, bool, string) ([]remote.PendingUpload, string, error) {
+func (s *memoryService) Uploads(context.Context, string, bool, string) ([]remote.PendingUpload, string, error) {
 	return nil, "", nil
 }
 
 type memoryUpload struct {
-	s     *memory
+	s     *memoryService
 	key   string
 	mu    sync.Mutex
 	parts map[int][]byte // guarded by mu
@@ -112,7 +112,7 @@ func (u *memoryUpload) Complete(ctx context.Context, n int, _ int64, sum uint32,
 func (u *memoryUpload) Abort(context.Context) error { return nil }
 
 func TestBlob(t *testing.T) {
-	v := &memory{objects: map[string][]byte{"run/mine": nil}, most: map[string]int{}}
+	v := &memoryService{objects: map[string][]byte{"run/mine": nil}, most: map[string]int{}}
 	s := must.Get(remote.New(v, "run", "mem://run", nil))(t)
 	r := must.Get(Blob(t.Context(), BlobOptions{Store: s, Bytes: 20 << 20, Streams: []int{1, 3}, Repeat: 2}))(t)
 	if len(r.Rows) != 2 || r.Rows[0].Streams != 1 || r.Rows[1].Streams != 3 || r.Address != "mem://run" || r.Repeat != 2 {

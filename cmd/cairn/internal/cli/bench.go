@@ -15,7 +15,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchIOCmd(), newBenchAsyncCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd())
+	cmd.AddCommand(newBenchIOCmd(), newBenchAsyncCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd(), newBenchMemoryCmd())
 	return cmd
 }
 
@@ -249,4 +249,31 @@ func printAsyncBench(o *output, r *bench.AsyncResult) {
 	t.add("until durable, against a save", two(r.Save), two(r.Durable), two(r.DurableRatio))
 	o.table(t)
 	o.printf("\nfirst stall %s GB/s; staging memory %s of %s\n", two(r.FirstStall), formatBytes(r.PeakStaging), formatBytes(r.Ceiling))
+}
+
+func newBenchMemoryCmd() *cobra.Command {
+	o := bench.MemoryOptions{Bytes: 1 << 30, Hosts: 2, Ranks: 4, Repeat: 3}
+	low := lowest{"hosts": 2, "ranks": 2, "repeat": 1, "size": 1 << 20}
+	cmd := benchCommand("memory", low, func(ctx context.Context, out *output) (*bench.MemoryResult, error) {
+		o.Log, o.Logger = benchLog(out), out.logger()
+		return bench.Memory(ctx, o)
+	}, printMemoryBench)
+	cmd.Flags().Var((*sizeFlag)(&o.Bytes), "size", "size of the state")
+	cmd.Flags().IntVar(&o.Hosts, "hosts", o.Hosts, "number of hosts")
+	cmd.Flags().IntVar(&o.Ranks, "ranks", o.Ranks, "number of ranks of all hosts")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
+	return cmd
+}
+
+func printMemoryBench(o *output, r *bench.MemoryResult) {
+	o.printf("%s from %s of %s, %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), plural(r.Hosts, "host"),
+		plural(r.Sockets, "connection"), r.Repeat)
+	t := newRows("", ">FLOOR GB/s", ">CAIRN GB/s", ">RATIO", ">ASKED")
+	t.add("copy, against new files", two(r.FloorCopyNew), two(r.Copy), two(r.CopyNewRatio), "")
+	t.add("copy, against memory that is there", two(r.FloorCopyThere), two(r.Copy), two(r.CopyThereRatio), ">= 0.7")
+	t.add("load after a restart, against a copy", two(r.Memcpy), two(r.Load), two(r.LoadRatio), ">= 0.5")
+	t.add("load from copies, against connections", two(r.FloorLoadCopies), two(r.LoadCopies), two(r.LoadCopiesRatio), ">= 0.7")
+	o.table(t)
+	o.printf("\nsave %s GB/s, save and copies %s GB/s; most memory %s, %s of the size\n", two(r.Save), two(r.UntilCopied),
+		formatBytes(r.PeakMemory), two(r.MemoryRatio))
 }

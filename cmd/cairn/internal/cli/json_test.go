@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
 	"github.com/cairn-ckpt/cairn/internal/must"
@@ -27,7 +28,8 @@ var jsonLines = []string{
 	"rewind RUN step-1", "rm RUN/step-1 --force", "recipes", "recipes show hf-to-titan/llama", "repair CK --dry-run", "clean CK",
 	"table CK -o OUT", "plot CK sizes -o OUT.svg", "version", "man MAN",
 	"bench async --size 1MiB --repeat 1 --dir RUN", "bench delta --size 4MiB --dir RUN",
-	"bench io --size 1MiB --repeat 1 --dir RUN",
+	"bench io --size 1MiB --repeat 1 --dir RUN", "bench memory --size 1MiB --repeat 1",
+	"cp CK memory:llama/step-1", "memory", "memory rm llama",
 }
 
 // jsonTypes are the answers of commands that start other programs, or need a service.
@@ -42,6 +44,7 @@ var notJSON = []string{"cairn completion", "cairn help", "cairn saver"}
 // run, and all sizes are called bytes.
 func TestJSONOfAllCommands(t *testing.T) {
 	dir := t.TempDir()
+	t.Setenv(ram.Variable, filepath.Join(dir, "memory"))
 	ck, in := filepath.Join(dir, "ck"), filepath.Join(dir, "run")
 	for _, at := range []string{ck, filepath.Join(in, "step-1"), filepath.Join(in, "step-2")} {
 		wantCommand(t, 0, "", strings.Fields("demo --size 64KiB --ranks 2 --load-ranks 1 --dir "+at)...)

@@ -85,8 +85,8 @@ func runLatest(cmd *cobra.Command, address string, opts *cairn.LatestOptions, ti
 // cannotWait says which saves to an address --wait does not wait for. It ignores errors,
 // because only a warning depends on it.
 func cannotWait(ctx context.Context, address string) string {
-	if address == "" || isLocal(address) {
-		return ""
+	if address == "" || isLocal(address) || blob.Scheme(address) == "memory" {
+		return "" // saves to memory have locks on the host of rank 0
 	}
 	s, err := blob.OpenAddress(ctx, address)
 	if err != nil {

@@ -115,7 +115,7 @@ func newRootCmd() *cobra.Command {
 		newRepairCmd(), newCleanCmd())
 	addGroup(root, "Look after the checkpoints of a run", newRunsCmd(), newLogCmd(), newLatestCmd(), newTagCmd(), newSettingsCmd(),
 		newPruneCmd(), newRmCmd(), newRewindCmd(), newSyncCmd())
-	addGroup(root, "Start jobs", newLaunchCmd(), newSaverCmd())
+	addGroup(root, "Start jobs", newLaunchCmd(), newMemoryCmd(), newSaverCmd())
 	addGroup(root, groupSetUp, newDemoCmd(), newDoctorCmd(), newBenchCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)
 	root.SetHelpCommand(newHelpCmd())

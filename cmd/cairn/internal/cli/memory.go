@@ -1,0 +1,231 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cairn-ckpt/cairn/blob/ram"
+	"github.com/cairn-ckpt/cairn/run"
+	"github.com/cairn-ckpt/cairn/storage"
+)
+
+// memoryResult is the output of 'cairn memory --json'.
+type memoryResult struct {
+	Path string      `json:"path"`
+	Host string      `json:"host"`
+	Runs []memoryRun `json:"runs"`
+}
+
+// memoryRun describes a run in the memory of this host.
+type memoryRun struct {
+	Run string `json:"run"`
+	// Step is the step of the newest complete checkpoint, with files of other hosts.
+	Step        *int64       `json:"step"`
+	Checkpoints int          `json:"checkpoints"`
+	Bytes       int64        `json:"bytes"` // on this host
+	Hosts       []memoryHost `json:"hosts"`
+	Problem     string       `json:"problem,omitempty"`
+}
+
+// memoryHost describes a host of a run.
+type memoryHost struct {
+	ID      string `json:"id"`
+	Name    string `json:"name"`
+	Domain  string `json:"domain,omitempty"`
+	Address string `json:"address"`
+	// State is "here", "answers", "silent" or "left".
+	State string `json:"state"`
+}
+
+func newMemoryCmd() *cobra.Command {
+	cmd := newCommand("memory", wantArgs(0, 0), nil, func(cmd *cobra.Command, _ []string) error { return runMemory(cmd) })
+	cmd.AddCommand(newMemoryRmCmd())
+	return cmd
+}
+
+func runMemory(cmd *cobra.Command) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	root, err := ram.Here()
+	if err != nil {
+		return err
+	}
+	res := memoryResult{Path: string(root), Runs: []memoryRun{}}
+	if res.Host, err = root.HostID(); err != nil {
+		return err
+	}
+	names, err := root.Runs()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		r := memoryRun{Run: name, Hosts: []memoryHost{}}
+		if err := r.look(ctx, root, res.Host); err != nil {
+			r.Problem = err.Error()
+		}
+		res.Runs = append(res.Runs, r)
+	}
+	return o.result(res, func() { printMemory(o, &res) })
+}
+
+// look finds out the hosts and the checkpoints of the run.
+func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
+	folder, err := root.Folder(r.Run)
+	if err == nil {
+		r.Bytes, err = bytesBelow(folder)
+	}
+	if err != nil {
+		return err
+	}
+	m, err := root.ReadMembers(r.Run)
+	if err != nil {
+		return err
+	}
+	for _, h := range m.Hosts {
+		x := memoryHost{ID: h.ID, Name: h.Name, Domain: h.Domain, State: "answers"}
+		address, err := h.Reach(ctx, m.Secret)
+		x.Address = address
+		switch {
+		case h.ID == own:
+			x.State = "here"
+		case h.Left:
+			x.State = "left"
+		case err != nil:
+			x.State = "silent"
+		}
+		r.Hosts = append(r.Hosts, x)
+	}
+
+	opened, err := run.Open(ctx, "memory://"+r.Run, "")
+	if err != nil {
+		return err
+	}
+	list, err := opened.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	r.Checkpoints = len(list)
+	found, err := opened.Latest(ctx)
+	if err == nil {
+		r.Step = found.Step
+	} else if errors.Is(err, storage.ErrNotFound) {
+		err = nil
+	}
+	return err
+}
+
+// bytesBelow returns the bytes of the files below a folder.
+func bytesBelow(folder string) (n int64, err error) {
+	err = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		fi, err := d.Info()
+		if err == nil {
+			n += fi.Size()
+		}
+		return nil
+	})
+	return n, err
+}
+
+func printMemory(o *output, res *memoryResult) {
+	if len(res.Runs) == 0 {
+		o.remark("%s: no runs in memory\n", clean(res.Path))
+		return
+	}
+	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOSTS")
+	for _, r := range res.Runs {
+		var hosts []string
+		for _, h := range r.Hosts {
+			hosts = append(hosts, fmt.Sprintf("%s (%s)", h.Name, h.State))
+		}
+		t.add(r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes), clean(strings.Join(hosts, ", ")))
+	}
+	o.table(t)
+	for _, r := range res.Runs {
+		if r.Problem != "" {
+			o.warn("memory://%s: %s", r.Run, clean(oneLine(r.Problem)))
+		}
+	}
+	o.remark("\n'cairn log memory:RUN' lists the checkpoints of a run, 'cairn memory rm RUN' frees the memory\n")
+}
+
+// removedMemory is the output of 'cairn memory rm --json'.
+type removedMemory struct {
+	Path  string `json:"path"`
+	Bytes int64  `json:"removed_bytes"`
+}
+
+func newMemoryRmCmd() *cobra.Command {
+	var force bool
+	complete := func(*cobra.Command, []string, string) (out []string, _ cobra.ShellCompDirective) {
+		if root, err := ram.Here(); err == nil {
+			out, _ = root.Runs() // without a name, nothing is completed
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+	cmd := newCommand("memory-rm", wantArgs(1, 1), complete, func(cmd *cobra.Command, args []string) error {
+		return runMemoryRm(cmd, strings.TrimPrefix(strings.TrimPrefix(args[0], "memory:"), "//"), force)
+	})
+	cmd.Flags().BoolVar(&force, "force", false, "also remove a run that a process of this host holds")
+	return cmd
+}
+
+func runMemoryRm(cmd *cobra.Command, name string, force bool) error {
+	ctx, o := cmd.Context(), outputOf(cmd)
+	root, err := ram.Here()
+	if err != nil {
+		return err
+	}
+	folder, err := root.Folder(name)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+		return withHint(fmt.Errorf("%w: this host has no run %s in memory", storage.ErrNotFound, name), "'cairn memory' lists the runs of this host")
+	}
+	if !force {
+		if err := checkHeld(ctx, root, name); err != nil {
+			return err
+		}
+	}
+	res := removedMemory{Path: "memory://" + name}
+	if res.Bytes, err = bytesBelow(folder); err != nil {
+		return err
+	}
+	if err := root.Remove(name); err != nil {
+		return err
+	}
+	return o.result(res, func() { o.printf("%s: removed from this host, %s\n", res.Path, formatBytes(res.Bytes)) })
+}
+
+// checkHeld returns an error that wraps storage.ErrInUse if a process of this host serves a run.
+func checkHeld(ctx context.Context, root ram.Root, name string) error {
+	own, err := root.HostID()
+	if err != nil {
+		return err
+	}
+	m, err := root.ReadMembers(name)
+	if err != nil {
+		return withHint(err, "--force removes the run")
+	}
+	for _, h := range m.Hosts {
+		if h.ID != own {
+			continue
+		}
+		if address, err := h.Reach(ctx, m.Secret); err == nil {
+			return withHint(fmt.Errorf("memory://%s: %w: a process of this host serves it at %s", name, storage.ErrInUse, address), "end the job first, or use --force")
+		}
+	}
+	return nil
+}
