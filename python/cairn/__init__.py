@@ -42,6 +42,7 @@ from cairn.errors import (
 from cairn.reports import (
     ConvertReport,
     Copy,
+    CopyReport,
     LoadReport,
     Phase,
     Pruned,
@@ -62,12 +63,12 @@ if TYPE_CHECKING:
     from cairn.runs import Rule, Run, at_most, best, every, last, left, tagged, within
 
 __all__ = [
-    "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CorruptError", "ExistsError",
-    "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError", "NotFoundError",
-    "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError", "RepresentError", "Rule", "Run",
-    "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError", "SyncReport", "Synced", "Tensor",
-    "Traffic", "UncertainError", "UnderWayError", "UpdateReport", "UploadReport", "VersionError", "at_most", "best",
-    "convert", "every", "last", "latest", "left", "open", "tagged", "within",
+    "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CopyReport", "CorruptError",
+    "ExistsError", "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError",
+    "NotFoundError", "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError",
+    "RepresentError", "Rule", "Run", "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError",
+    "SyncReport", "Synced", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UpdateReport", "UploadReport",
+    "VersionError", "at_most", "best", "convert", "every", "last", "latest", "left", "open", "tagged", "within",
 ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cairn import _ours, errors
-from cairn._address import address_of, join_address
+from cairn._address import address_of, join_address, memory_run
 from cairn._messages import FormatOptions, SaveMessage
 from cairn.runs import Member, Run
 
@@ -41,6 +41,8 @@ class SaveRequest:
     def checked(self) -> SaveRequest:
         """Returns the request with addresses, numbers and an id, or raises what is wrong with it."""
         path, remote = self.path, self.remote
+        if not isinstance(path, (Run, Member)) and memory_run(address := address_of(path)) == address[len("memory://"):]:
+            path = Run(address, keep="last 1")  # the run itself: the step names the folder
         if isinstance(path, Run):
             path = path.member(self.step)
         if isinstance(path, Member):
@@ -74,6 +76,11 @@ class SaveRequest:
         """The address of the folder."""
         assert not isinstance(self.path, Run)
         return address_of(self.path.path if isinstance(self.path, Member) else self.path)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the checkpoint is in the memory of the hosts."""
+        return memory_run(self.store) is not None
 
     @property
     def upload(self) -> str | None:

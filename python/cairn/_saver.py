@@ -47,7 +47,7 @@ from cairn.errors import (
     SaverError,
     from_message,
 )
-from cairn.reports import LoadReport, SaveReport, UploadReport
+from cairn.reports import CopyReport, LoadReport, SaveReport, UploadReport
 
 VERSION = 1
 CASTS = ("in-range", "any", "widen", "none")  # which conversions of dtypes a load may make
@@ -79,13 +79,17 @@ def _is_script(path: str) -> bool:
 
 
 # The outcomes that have a report. All others are the body of their message.
-_REPORTS: dict[str, Callable[[Mapping[str, Any]], SaveReport | UploadReport | LoadReport]] = {
-    "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "loaded": LoadReport.from_message,
+_REPORTS: dict[str, Callable[[Mapping[str, Any]], SaveReport | UploadReport | CopyReport | LoadReport]] = {
+    "saved": SaveReport.from_message, "uploaded": UploadReport.from_message, "copied": CopyReport.from_message,
+    "loaded": LoadReport.from_message,
 }
 
 
 Subject: TypeAlias = tuple[str, int]
-"""What a message is about: ("load", n), ("generation", n), or ("upload", n) of a generation."""
+"""What a message is about: ("load", n), ("generation", n), or ("upload", n) or ("copy", n) of a generation."""
+
+_MEET = 150.0  # seconds for a meeting of all savers
+_AFTER = {"uploaded": "upload", "copied": "copy"}  # outcomes that come after a save
 Piece: TypeAlias = Callable[[int, memoryview | None, tuple[str, bytes] | None], None]
 """Takes a want that has arrived: its number, and its elements or the codec and the data of a value."""
 _Wanted: TypeAlias = tuple[int, Want, int | None]  # the number of a want, and its place in the arena
@@ -211,11 +215,27 @@ class Saver:
 
     def expect_upload(self, number: int) -> Reply[UploadReport]:
         """Returns the future outcome of the upload of a save that is about to begin."""
-        reply: Reply[UploadReport] = Reply()
+        return self._expect_later("upload", number)
+
+    def expect_copies(self, number: int) -> Reply[CopyReport]:
+        """Returns the future outcome of the copies of a save to memory that is about to begin."""
+        return self._expect_later("copy", number)
+
+    def _expect_later(self, what: str, number: int) -> Reply[Any]:
+        reply: Reply[Any] = Reply()
         with self._lock:
             self._check()
-            self._waiting["upload", number] = reply
+            self._waiting[what, number] = reply
         return reply
+
+    def memory(self, run: str, *, leave: bool = False, forget: bool = False) -> None:
+        """Brings the hosts of a run in memory together, or leaves it: the message "memory". All ranks call it."""
+        reply: Reply[Body] = self.begin(("load", self.number()), Reply(), "memory", run=run, leave=leave,
+                                        forget=forget)
+        try:
+            reply.result(_MEET)
+        finally:
+            self._cancel(reply)
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -233,22 +253,22 @@ class Saver:
             self._fail(from_message(body["error"]))
             return
         if body.get("generation"):
-            subject: Subject = ("upload" if kind == "uploaded" else "generation", body["generation"])
+            subject: Subject = (_AFTER.get(kind, "generation"), body["generation"])
         elif body.get("load"):
             subject = ("load", body["load"])
         else:
             if kind == "failed":
                 self._answer(None, from_message(body["error"]))
             return
-        over = kind in ("saved", "uploaded", "loaded", "described", "found", "failed")
+        over = kind in ("saved", "uploaded", "copied", "loaded", "described", "found", "hosted", "failed")
         # An error here fails all waiting replies, so this one must still be among them.
         error = from_message(body["error"]) if body.get("error") else None
         outcome = _REPORTS[kind](body.get("report") or {}) if kind in _REPORTS and error is None else body
         with self._lock:
             reply = self._waiting.pop(subject, None) if over else self._waiting.get(subject)
-            upload = None
+            later: list[Reply[Any]] = []  # of a save that failed
             if kind == "failed" and subject[0] == "generation":
-                upload = self._waiting.pop(("upload", subject[1]), None)
+                later = [r for what in _AFTER.values() if (r := self._waiting.pop((what, subject[1]), None))]
         if kind == "fetch" and (reply is None or reply.on is None):  # every fetch has an answer
             self.send("fetched", fetch=body["fetch"], error={"text": "the save is over"})
             return
@@ -259,8 +279,8 @@ class Saver:
             return
         if error is not None:
             reply.settle(error=error)
-            if upload is not None:  # of a save that failed
-                upload.settle(error=reply.error)
+            for r in later:
+                r.settle(error=reply.error)
         elif over:
             reply.settle(outcome)
         elif (on := reply.on) is not None:
@@ -493,11 +513,7 @@ class Saver:
         """
         if self._pid != os.getpid():
             return
-        end = time.monotonic() + timeout
-        with self._lock:
-            saves = [reply for subject, reply in self._waiting.items() if subject[0] != "load"]
-        for reply in saves:
-            reply.wait(max(0, end - time.monotonic()))
+        self.settle(timeout)
         _hang_up(self._sock)
         self._reader.join(timeout)
         self._sock.close()
@@ -506,6 +522,14 @@ class Saver:
             self.process.wait(timeout)
         if self._owns_arena:
             self.arena.close()
+
+    def settle(self, timeout: float = 60) -> None:
+        """Waits for pending saves, copies and uploads, up to timeout seconds."""
+        end = time.monotonic() + timeout
+        with self._lock:
+            saves = [reply for subject, reply in self._waiting.items() if subject[0] != "load"]
+        for reply in saves:
+            reply.wait(max(0, end - time.monotonic()))
 
     def _forget(self) -> None:
         """Called in a child after a fork: the conversation is the parent's."""

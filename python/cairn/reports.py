@@ -134,6 +134,31 @@ class UploadReport:
 
 
 @dataclass(frozen=True)
+class CopyReport:
+    """Copies of a checkpoint in memory that are complete.
+
+    >>> CopyReport(bytes=512, rank_bytes=256, files=2, seconds=0.1).alone
+    False
+    """
+
+    save_id: str = ""
+    bytes: int = 0
+    """Bytes of the copies of data files, on all hosts."""
+    rank_bytes: int = 0
+    """Bytes that this rank has received."""
+    files: int = 0
+    """Copies of data files, on all hosts."""
+    seconds: float = 0.0
+    alone: bool = False
+    """There is only one host, so there are no copies."""
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> CopyReport:
+        return cls(m.get("save_id") or "", _number(m, "bytes"), _number(m, "local_bytes"), _number(m, "files"),
+                   _seconds(m, "copy_ns"), bool(m.get("alone")))
+
+
+@dataclass(frozen=True)
 class LoadReport:
     """A load of this rank.
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import operator
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -176,6 +178,26 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
     return text
 
 
+# The options of a save that do not hold for saves to memory, which are in the native format.
+_ONLY_DURABLE = frozenset({"format", "format_options", "files_per_rank", "local_bytes"})
+
+
+def _memory_name(path: str) -> str:
+    """Returns the name of a run in memory: other jobs and other runs of this job have other names.
+
+    A job that is started again with the same id has the same name.
+    """
+    env = os.environ
+    jobset = f"{env['JOBSET_NAME']}-{env['JOBSET_UID']}" if env.get("JOBSET_NAME") and env.get("JOBSET_UID") else ""
+    ids = [env.get("CAIRN_RUN"), env.get("TORCHELASTIC_RUN_ID"), env.get("SLURM_JOB_ID"), jobset]
+    job = next((i for i in ids if i and i != "none"), None)  # torchrun calls all jobs "none" that have no id
+    if job is None:
+        raise errors.OptionsError("memory needs an id of the job that no other job has, and that stays when the job "
+                                  "is started again: set CAIRN_RUN, or use torchrun with --rdzv-id",
+                                  ("storage.options",))
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"run-{job}")[:100] + "-" + hashlib.sha256(path.encode()).hexdigest()[:8]
+
+
 class Due:
     """When save_if_due saves, and what it remembers from call to call. text is a policy as _normal returns it.
 
@@ -242,13 +264,20 @@ class Run:
 
     save says when :meth:`save_if_due` saves, in the words of keep: "every 500 steps, every 30 minutes".
 
+    memory says when it saves to the memory of the hosts of the job, such as "every 10 steps", for restarts that lose
+    few steps; see docs/memory.md. ``latest`` and ``cairn.torch.load`` then find the newest checkpoint in memory or at
+    path. The attribute ``memory`` is the run in memory, or None. A save to memory replaces the last one. Before it,
+    keep_if, such as ``lambda: math.isfinite(loss)``, is called on all ranks: if it returns False on any of them, there
+    is no save, and the last one stays.
+
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
                  remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False,
-                 remember: bool = False, save: Policy | None = None):
+                 remember: bool = False, save: Policy | None = None, memory: Policy | None = None,
+                 keep_if: Callable[[], bool] | None = None):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -266,10 +295,17 @@ class Run:
         if remember and (alone or remote is not None):
             raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
         self._due: Due | None = None if save is None else Due(_normal(policy_text(save)))
+        self.memory: Run | None = None
+        """The run in the memory of the hosts."""
+        self._keep_if = keep_if
+        if keep_if is not None and memory is None:
+            raise errors.OptionsError("keep_if is set without memory", ("storage.options",))
+        if memory is not None:
+            self.memory = Run(f"memory://{_memory_name(self.path)}", keep="last 1", alone=True, save=memory)
 
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
-                "remember": self.remember}
+                "remember": self.remember, "memory": self.memory and self.memory.path}
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -295,6 +331,11 @@ class Run:
 
         See :func:`cairn.latest`.
         """
+        if self.memory is not None:
+            # Checkpoints in memory are commits of the same history, so a rewind of the run counts after them.
+            found = _checkpoint.latest(self.memory.path, wait=wait, timeout=timeout, remote=self.path)
+            if found is not None or self.remote is None:
+                return found
         return _checkpoint.latest(self.path, wait=wait, timeout=timeout, remote=self.remote)
 
     def prune(self, *, dry_run: bool = False, force: bool = False) -> PruneReport:
@@ -437,20 +478,28 @@ class Run:
                 train(step)
                 run.save_if_due({"model": model}, step)
 
-        It returns the handle of the save, or None. The options are those of :func:`cairn.torch.async_save`.
+        It returns the handle of the save, or None. The options are those of :func:`cairn.torch.async_save`. If both
+        a save and a save to memory are due, the state is saved to path only.
 
         "every 500 steps" saves in the first call at or after each multiple of 500, and in step 0 if that is the first
         call. "every 30 minutes" saves when so much time is over since the first call or the last save. The clock of
         rank 0 decides for all ranks. They ask it through the store of the job, and rarely if the time is still long:
         not at all if the policy has only steps.
         """
-        from cairn.torch._due import is_due
+        from cairn.torch._due import all_agree, is_due
         from cairn.torch._save import async_save
 
-        if self._due is None:
+        if self._due is None and self.memory is None:
             raise errors.OptionsError('save_if_due needs a policy: cairn.Run(…, save="every 500 steps")',
                                       ("storage.options",))
-        return async_save(state, self, step=step, **options) if is_due(self._due, operator.index(step)) else None
+        here, in_memory = [r is not None and r._due is not None and is_due(r._due, operator.index(step))
+                           for r in (self, self.memory)]
+        if here:
+            return async_save(state, self, step=step, **options)
+        if in_memory and all_agree(self._keep_if):
+            options = {k: v for k, v in options.items() if k not in _ONLY_DURABLE}
+            return async_save(state, self.memory, step=step, **options)  # type: ignore[arg-type]  # it is not None
+        return None
 
     def _everywhere(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint,
                     call: Callable[[str], _T]) -> list[_T]:

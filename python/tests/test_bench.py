@@ -10,7 +10,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-from cairn.bench import __main__ as bench, disk, memory, steps, table
+from cairn.bench import __main__ as bench, disk, hosts, memory, steps, table
 
 
 class Arguments(unittest.TestCase):
@@ -30,6 +30,17 @@ class Arguments(unittest.TestCase):
             bench.make_folder(tempfile.gettempdir(), 1e30)
         with self.assertRaisesRegex(bench.Trouble, "--folder names another"):
             bench.make_folder(os.path.join(tempfile.gettempdir(), "does", "not", "exist"), 1)
+
+    def test_no_room_in_memory(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {"CAIRN_MEMORY": folder}):
+            with self.assertRaisesRegex(hosts.NoRoom, "GB of room, and .* are needed"):
+                hosts.make_folder(1 << 60)
+            self.assertEqual(os.listdir(folder), [])
+            made = hosts.make_folder(1)
+            self.assertEqual(os.path.dirname(made), folder)
+            os.environ["CAIRN_MEMORY"] = "/dev/null/x"
+            with self.assertRaisesRegex(hosts.NoRoom, "CAIRN_MEMORY names another folder"):
+                hosts.make_folder(1)
 
 
 class Results(unittest.TestCase):

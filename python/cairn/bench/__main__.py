@@ -23,6 +23,9 @@ weights      the weights of a model into new tensors, as a server loads them, by
 share        how many bytes 4 ranks of a host read of a checkpoint, if they read for each other and if not
 publish      versions of weights of which 1 % of the elements change: from publish to tensors in use of
              another process, beside a save and a load of everything
+memory       saves to the memory of 2 hosts, which are processes of this one: the stall beside a copy and a save to
+             a folder, the time until the copies are complete, and from the start of processes to their loaded
+             state, from memory and from the disk. It needs 4.1 times --gib in CAIRN_MEMORY, or /dev/shm
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ import time
 from collections.abc import Iterator
 from typing import TypedDict
 
-from cairn.bench import publish, share, steps, table, weights
+from cairn.bench import hosts, publish, share, steps, table, weights
 from cairn.errors import CairnError
 
 EXAMPLES = """examples:
@@ -48,13 +51,14 @@ EXAMPLES = """examples:
   python -m cairn.bench --only steps                 only the training loop
   python -m cairn.bench --only weights,share         loads of servers
   python -m cairn.bench --only publish               versions of weights
+  python -m cairn.bench --only memory --gib 1        checkpoints in memory
   python -m cairn.bench --json > result.json
 """
 
 ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS,
         "cairn": table.CAIRN}
 
-MORE = ["weights", "share", "publish"]  # that --only names
+MORE = ["weights", "share", "publish", "memory"]  # that --only names
 
 COLUMNS: list[tuple[table.Figure, str]] = [
     ("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
@@ -89,6 +93,7 @@ class Result(TypedDict, total=False):
     weights: weights.Found
     share: share.Found
     publish: publish.Found
+    memory: hosts.Found
     goals: list[Goal]
 
 
@@ -172,6 +177,11 @@ def measure(args: argparse.Namespace) -> Result:
             result["share"] = share.Share(torch, min(size, 1 << 29), folder, say).run()
         if "publish" in args.rows:
             result["publish"] = publish.Publish(torch, device, size, folder, args.repeat, say).run()
+            empty(folder)
+        if "memory" in args.rows:
+            result["memory"] = hosts.Hosts(torch, device, size, folder, args.repeat, say).run()
+    except hosts.NoRoom as e:
+        raise Trouble(str(e)) from None
     except torch.OutOfMemoryError as e:
         raise Trouble(f"the state does not fit on the device: use a smaller --gib than {args.gib:g} ({e})") from None
     except (OSError, CairnError) as e:
@@ -265,6 +275,16 @@ def more_goals(result: Result, device: str) -> Iterator[Goal]:
         yield asked("publish: stall, GB/s", found["stall_gbs"], 40)
         yield asked("publish: applied / full transfer", found["applied_of_full"], most=0.25)
         yield asked("publish: pause, s", found["pause_seconds"], most=0.1)
+    if kept := result.get("memory"):
+        saves = kept["saves"]
+        yield asked(f"memory: stall / {'pinned' if device == 'cuda' else 'plain'} copy",
+                    saves["stall_gbs"] / saves["copy_gbs"], 0.9)
+        yield goal("memory: stall / stall of a save to a folder", saves["stall_gbs"] / saves["disk_stall_gbs"])
+        yield goal("memory: copied / durable, in time", saves["copied_seconds"] / saves["durable_seconds"])
+        yield asked("memory: load, GB/s", kept["memory"]["load_gbs"], 20)
+        yield goal("memory: load / load cold from the disk", kept["memory"]["load_gbs"] / kept["disk"]["load_gbs"])
+        yield goal("memory: start to loaded / from the disk",
+                   kept["memory"]["loaded_seconds"] / kept["disk"]["loaded_seconds"])
 
 
 def show(result: Result) -> None:
@@ -292,6 +312,8 @@ def show(result: Result) -> None:
         share.show(result["share"])
     if "publish" in result:
         publish.show(result["publish"])
+    if "memory" in result:
+        hosts.show(result["memory"])
     if result["goals"]:
         print("\nratios of this run"
               + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))

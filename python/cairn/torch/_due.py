@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from cairn.runs import Due
-from cairn.torch._job import broadcast
+from cairn.torch._job import Caught, agree, broadcast
 
 _MOST = 100  # calls without a question to rank 0: they may take much longer than the calls before
 
@@ -20,6 +21,16 @@ def is_due(due: Due, step: int) -> bool:
     if by_steps or by_time:
         due.saved = time.monotonic()
     return by_steps or by_time
+
+
+def all_agree(keep: Callable[[], bool] | None) -> bool:
+    """Reports whether a function returns True on all ranks, or is None. All ranks call it."""
+    if keep is None:
+        return True
+    refused = True
+    with Caught() as caught:
+        refused = not keep()
+    return not agree("keep", caught.error, lacks=refused)
 
 
 def _by_time(due: Due, step: int) -> bool:

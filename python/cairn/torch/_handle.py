@@ -18,7 +18,7 @@ from cairn import errors
 from cairn._address import join_address, split_address
 from cairn._messages import Body
 from cairn._reply import Reply
-from cairn.reports import SaveReport, UploadReport
+from cairn.reports import CopyReport, SaveReport, UploadReport
 
 _T = TypeVar("_T")
 _LAST_WAIT = 2.0  # seconds that the end of a process waits for saves, to report their errors
@@ -126,24 +126,28 @@ class Handle(Outcome[SaveReport]):
 
     ``staged`` is a future that is done when the state has been copied aside: then the caller may change it.
     ``uploaded`` is a future of the :class:`cairn.UploadReport`, or of None for a save without remote. An upload that
-    fails does not harm the checkpoint at path. ``warnings`` lists problems that do not make the save fail.
+    fails does not harm the checkpoint at path. ``copied`` is a future of the :class:`cairn.CopyReport` of a save to
+    memory, when other hosts have copies of it, or of None. ``warnings`` lists problems that do not make the save fail.
 
-    All three raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
+    All four raise the error of a save that fails. If no call asks for the error, by ``result`` or ``exception``, it is
     reported by the next save, by :func:`cairn.torch.close` and at the end of the process: as a
     :class:`cairn.SaveWarning`.
 
     A save cannot be cancelled: ``cancel`` returns False.
     """
 
-    def __init__(self, path: str, reply: Reply[SaveReport], upload: Reply[UploadReport] | None) -> None:
+    def __init__(self, path: str, reply: Reply[SaveReport], upload: Reply[UploadReport] | None,
+                 copies: Reply[CopyReport] | None = None) -> None:
         seen: list[BaseException] = []  # errors that a caller has asked for
         super().__init__(f"the save to {path}", seen)
         self._path, self._reply = path, reply
         self._upload = upload  # None: there is no remote store
+        self._copies = copies  # None: the save is not to memory
         self._planned = self._moved = 0
         self._stage: Callable[[str, Body], None] | None = None  # hears about the state until the save is over
         self.staged: Outcome[None] = Outcome(f"the copy for the save to {path}", seen)
         self.uploaded: Outcome[UploadReport | None] = Outcome(f"the upload of {path}", seen)
+        self.copied: Outcome[CopyReport | None] = Outcome(f"the copies of {path}", seen)
         self.warnings: list[str] = []
 
     @property
@@ -188,19 +192,25 @@ def connect(handle: Handle, stage: Callable[[str, Body], None]) -> None:
     """
     handle._stage = stage
     unseen.watch(handle)
-    reply, upload = handle._reply, handle._upload
+    reply = handle._reply
     reply.on = handle._hear
-    if upload is None:
-        reply.then(lambda: settle(handle.uploaded, error=reply.error))
-    else:
-        upload.then(lambda: settle(handle.uploaded, upload.body, upload.error))
+    later: tuple[tuple[Outcome[Any], Reply[Any] | None], ...] = (
+        (handle.uploaded, handle._upload), (handle.copied, handle._copies))
+    for outcome, after in later:
+        source = after or reply
+        source.then(functools.partial(_pass_on, outcome, source, after is not None))
     reply.then(handle._end)
+
+
+def _pass_on(outcome: Outcome[Any], reply: Reply[Any], body: bool) -> None:
+    """Sets an outcome to that of a reply: its error, or its body or None."""
+    settle(outcome, reply.body if body else None, reply.error)
 
 
 def fail(handle: Handle, error: BaseException) -> None:
     """Makes a save fail that has not begun."""
     settle(handle.staged, error=error)
-    for reply in (handle._reply, handle._upload):
+    for reply in (handle._reply, handle._upload, handle._copies):
         if reply is not None:
             reply.settle(error=error)
 
@@ -226,7 +236,8 @@ class _Unseen:
 
     def watch(self, handle: Handle) -> None:
         """Keeps the errors of a save until a caller has asked for them."""
-        for text, reply in ("the save to", handle._reply), ("the upload of", handle._upload):
+        for text, reply in (("the save to", handle._reply), ("the upload of", handle._upload),
+                            ("the copies of", handle._copies)):
             if reply is not None:
                 with self._lock:
                     self._under_way.add(reply)

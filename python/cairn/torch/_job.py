@@ -20,6 +20,7 @@ from typing import Any, TypedDict, TypeVar
 import torch.distributed as dist
 
 from cairn import errors
+from cairn._address import memory_run
 from cairn._arena import Arena, default_ceiling
 from cairn._messages import ErrorMessage
 from cairn._saver import Saver
@@ -48,6 +49,7 @@ class Job:
         self.memory = Memory(self.arena)
         self.remembered: collections.deque[Any] = collections.deque(maxlen=4)  # descriptions of states that were saved
         self.published: dict[str, Versions] = {}  # by the address of the run
+        self.memories: dict[str, Saver] = {}  # the saver that has joined each run in memory
         self.saver: Saver | None = None
         self.asked: Saver | None = None  # the saver that was asked to meet the others, which it can once
         self.met: Saver | None = None  # the saver that has met the others
@@ -105,13 +107,25 @@ class Job:
             raise errors.SaverError("the saver process of rank 0 did not start", ("saver.ended",))
         self.saver.ask("join", rank=self.rank, size=self.size, **place).result(150)
 
-    def close(self) -> None:
+    def join_memory(self, run: str) -> None:
+        """Brings the hosts of a run in memory together, once for each saver. The savers of all ranks have met."""
+        assert self.saver is not None
+        if self.memories.get(run) is not self.saver:
+            self.saver.memory(run)
+            self.memories[run] = self.saver
+
+    def close(self, forget: bool = False) -> None:
         if self.pid != os.getpid():
             return
         self.closing = True
         if self.preparing is not None:
             self.preparing.join()
         if self.saver is not None:
+            self.saver.settle()
+            for run, saver in self.memories.items():
+                if saver is self.saver and saver.alive():
+                    with contextlib.suppress(errors.CairnError, TimeoutError):
+                        saver.memory(run, leave=True, forget=forget)
             self.saver.close()
         self.memory.close()
         self.arena.close()
@@ -156,6 +170,20 @@ def other_call_error(theirs: str, mine: str) -> errors.OptionsError:
     return errors.OptionsError(f"another rank is about to {theirs}, and this one to {mine}: all ranks make the same "
                                "calls, with the same folder and step, or only one with alone=True",
                                ("storage.options",))
+
+
+def join_memory(address: str, alone: bool) -> None:
+    """Brings the hosts together if an address is in their memory. All ranks call it, unless alone is set."""
+    if alone or (run := memory_run(address)) is None:
+        return
+    j = None
+    with Caught() as caught:
+        j = job()
+    ready(j, caught.error, False, f"use the memory of {address}")
+    assert j is not None
+    with Caught() as caught:
+        j.join_memory(run)
+    agree("memory", caught.error)
 
 
 class Sharing:
@@ -205,7 +233,7 @@ def is_shared(address: str, share: bool | None, alone: bool) -> bool:
     if share and alone:
         raise errors.OptionsError("share and alone contradict each other: one rank has nobody to share with",
                                   ("storage.options",))
-    remote = "://" in address and not address.startswith("file:")
+    remote = "://" in address and not address.startswith(("file:", "memory:"))
     return distributed() and not alone and (remote if share is None else share)
 
 
@@ -453,8 +481,11 @@ def job(alone: bool = False) -> Job:
         return j
 
 
-def close() -> None:
-    """Ends the saver process of this rank, when its saves are complete, and frees the shared memory."""
+def close(forget: bool = False) -> None:
+    """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
+
+    forget also removes the runs in the memory of this host.
+    """
     with _lock:
         while _jobs:
-            _jobs.popitem()[1].close()
+            _jobs.popitem()[1].close(forget)

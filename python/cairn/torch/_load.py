@@ -23,7 +23,7 @@ from cairn.names import Rename
 from cairn.reports import LoadReport
 from cairn.runs import Run, loaded
 from cairn.torch import _memory, _state
-from cairn.torch._job import Caught, Job, Sharing, agree, broadcast, is_shared, job
+from cairn.torch._job import Caught, Job, Sharing, agree, broadcast, is_shared, job, join_memory
 from cairn.torch._perrank import PerRank
 from cairn.torch._state import Leaf, Part, Tree, check, check_memory, flatten, is_stateful, memory_of, parts
 
@@ -84,6 +84,9 @@ def load(state: Mapping[Any, Any] | torch.nn.Module, path: str | os.PathLike[str
     recipe, config, reverse and variables are described at :func:`cairn.convert`.
     """
     report, sharing = LoadReport(), None
+    if isinstance(path, Run) and path.memory is not None:
+        join_memory(path.memory.path, alone)
+    join_memory(path.path if isinstance(path, Run) else address_of(path), alone)
     if isinstance(path, Run):
         path = newest(path, alone, step, best)
     elif step is not None or best is not None:

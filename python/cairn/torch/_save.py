@@ -16,7 +16,7 @@ from cairn.runs import Run
 from cairn.torch import _handle, _job
 from cairn.torch._description import State
 from cairn.torch._handle import Handle
-from cairn.torch._job import Caught, Job, job, ready
+from cairn.torch._job import Caught, Job, job, join_memory, ready
 from cairn.torch._remembered import describe
 from cairn.torch._staging import GROUP, Staging, events
 from cairn.torch._units import Unit
@@ -39,6 +39,7 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
                         format_options=format_options, files_per_rank=files_per_rank, remote=remote,
                         local_bytes=local_bytes, alone=alone, may_differ=may_differ)
     report = handle.result()
+    handle.copied.result()
     handle.uploaded.result()
     return report
 
@@ -85,6 +86,9 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
     local_bytes bounds the checkpoints in the folders beside path: the oldest are removed, once remote has
     them. If there is still no room, the save goes to remote at once.
 
+    path may be ``"memory:RUN"``, the memory of the hosts of the job, with step. Each host then holds the files of its
+    ranks and copies of files of other hosts; see ``Handle.copied`` and docs/memory.md.
+
     With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     request = SaveRequest(path=path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
@@ -124,14 +128,15 @@ def prepare(state: Mapping[Any, Any]) -> None:
     j.preparing.start()
 
 
-def close() -> None:
+def close(*, forget: bool = False) -> None:
     """Ends the saver process of this rank, when its saves are complete, and frees the shared memory.
 
     >>> cairn.torch.close()
 
-    It warns of saves that have failed, if their ``result`` was not called.
+    It warns of saves that have failed, if their ``result`` was not called. forget also removes the checkpoints of this
+    job from the memory of this host (``memory:RUN``), for the end of a training that will not go on.
     """
-    _job.close()
+    _job.close(forget)
     _handle.unseen.report()
 
 
@@ -150,11 +155,14 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
         title = request.title()
     saver = ready(j, caught.error, alone, title)
     assert j is not None
+    if request.in_memory:
+        join_memory(request.store, alone)
     message = request.message()
     reply: Reply[SaveReport] = Reply()
     reply.number, reply.explain = saver.number(), explain
     upload = None if request.upload is None else saver.expect_upload(reply.number)
-    handle = Handle(request.store, reply, upload)
+    copies = saver.expect_copies(reply.number) if request.in_memory else None
+    handle = Handle(request.store, reply, upload, copies)
     staging = Staging(j, saver, state, reply, upload, handle.staged)
     if request.upload is not None and upload is not None:
         _note(upload, request.place(request.upload), request.save_id)

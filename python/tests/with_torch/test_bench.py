@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import unittest
 from unittest import mock
 
@@ -57,6 +58,19 @@ class Bench(Case):
         self.assertLess(found["moved"], 0.1)
         self.assertGreater(found["stall_gbs"], 0)
         self.assertIn("publish: pause, s", [g["name"] for g in result["goals"]])
+
+    @slow
+    def test_memory(self):
+        memory = self.path("memory")
+        self.environment(CAIRN_MEMORY=memory)
+        found = json.loads(self.run_bench("--only", "memory", "--json", "--device", DEVICE))["memory"]
+        self.assertGreater(found["bytes"], 0.05e9)
+        for name, value in found["saves"].items():
+            self.assertGreater(value, 0, name)
+        for start in (found["memory"], found["disk"]):
+            self.assertTrue(start["equal"])
+            self.assertGreater(start["loaded_seconds"], start["ready_seconds"])
+        self.assertEqual(os.listdir(memory), [])
 
 
 if __name__ == "__main__":

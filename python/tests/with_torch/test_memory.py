@@ -1,0 +1,142 @@
+"""Checkpoints in the memory of hosts. Each rank is a host of its own here: CAIRN_MEMORY names its folder."""
+
+import os
+import shutil
+
+import torch
+
+import cairn
+import cairn.torch
+from device import Case, join, noise, spawn
+
+
+def state_of(step):
+    return {"w": noise((64, 33), "int32", seed=step), "none": noise((3, 0)), "step": step}
+
+
+def use(folder, host):
+    """Makes this process one of a host. The saver process inherits the variable."""
+    os.environ["CAIRN_MEMORY"] = os.path.join(folder, f"host-{host}")
+
+
+def parts(rank, ranks, step):
+    """The state of a rank: rows of w as a DTensor, and the rest on all ranks."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    state = state_of(step)
+    return {**state, "w": distribute_tensor(state["w"], mesh, [Shard(0)])}
+
+
+def save_some(rank, folder, meet, ranks, steps):
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    for step in steps:
+        handle = cairn.torch.async_save(parts(rank, ranks, step), "memory:llama", step=step)
+        assert handle.result().step == step
+        copied = handle.copied.result()
+        assert copied.alone == (ranks == 1) and (copied.files > 0) == (ranks > 1), copied
+        assert handle.uploaded.result() is None
+        assert handle.path == f"memory://llama/step-{step:09}", handle.path
+
+
+def load_newest(rank, folder, meet, hosts, step, forget):
+    use(folder, hosts[rank])
+    join("gloo", meet, rank, len(hosts))
+    got, want = parts(rank, len(hosts), 0), parts(rank, len(hosts), step)
+    report = cairn.torch.load(got, cairn.Run("memory:llama"))
+    assert report.step == step, report
+    assert torch.equal(got["w"].to_local(), want["w"].to_local())
+    assert got["step"] == step
+    if forget:
+        cairn.torch.close(forget=True)
+
+
+def load_nothing(rank, folder, meet, hosts):
+    use(folder, hosts[rank])
+    join("gloo", meet, rank, len(hosts))
+    try:
+        cairn.torch.load(parts(rank, len(hosts), 0), cairn.Run("memory:llama"))
+    except cairn.NotFoundError:
+        return
+    raise AssertionError("a run that no host has was loaded")
+
+
+def train(rank, folder, meet, ranks, first, last):
+    """Trains from the newest checkpoint on: every 10 steps go to the folder, every 2 to memory."""
+    use(folder, rank)
+    os.environ["CAIRN_RUN"] = "job 7"
+    join("gloo", meet, rank, ranks)
+    run = cairn.Run(os.path.join(folder, "run"), save="every 10 steps", memory="every 2 steps",
+                    keep_if=lambda: rank != 0 or step != 8)
+    state = parts(rank, ranks, 0)
+    if first:
+        report = cairn.torch.load(state, run)
+        assert report.step == first == state["step"], report
+    for step in range(first + 1, last + 1):
+        handle = run.save_if_due(parts(rank, ranks, step), step, format_options={"file_bytes": 1 << 20})
+        assert (handle is None) == (step % 2 == 1 or step == 8), step  # rank 0 refuses step 8
+        if handle is not None:
+            handle.copied.result()
+            assert handle.path.startswith("memory:") == (step % 10 != 0), handle.path
+    assert run.latest().endswith(f"/step-{last:09}"), run.latest()
+
+
+class Memory(Case):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.path("memory")
+        os.mkdir(self.folder)
+        self.meetings = 0
+
+    def ranks(self, count, call, *args):
+        self.meetings += 1
+        meet = self.path(f"meet-{self.meetings}")
+        os.mkdir(meet)
+        spawn(count, call, self.folder, meet, *args)
+
+    def files(self):
+        return sorted(os.path.relpath(os.path.join(above, name), self.folder)
+                      for above, _, names in os.walk(self.folder) for name in names)
+
+    def test_one_host(self):
+        self.ranks(1, save_some, 1, [1, 2])
+        self.assertEqual({name.split("/")[2] for name in self.files() if name.count("/") == 3}, {"step-000000002"})
+        old = os.environ.get("CAIRN_MEMORY")
+        use(self.folder, 0)
+        try:
+            run = cairn.Run("memory:llama")
+            self.assertEqual([c.step for c in run.checkpoints()], [2])
+            self.assertEqual(run.latest(), "memory://llama/step-000000002")
+            self.assertEqual(cairn.latest("memory:llama"), run.latest())
+            with cairn.open(run.latest(), framework="torch") as c:
+                self.assertTrue(torch.equal(c["w"][:], state_of(2)["w"]))
+        finally:
+            if old is None:
+                del os.environ["CAIRN_MEMORY"]
+            else:
+                os.environ["CAIRN_MEMORY"] = old
+
+    def test_a_host_is_lost_and_an_empty_one_joins(self):
+        self.ranks(3, save_some, 3, [1, 2])
+        shutil.rmtree(os.path.join(self.folder, "host-1"))
+        self.ranks(2, load_nothing, [4, 5])  # another job, on other hosts
+        self.ranks(3, load_newest, [9, 2, 0], 2, True)
+        self.assertEqual([name for name in self.files() if name[:6] in ("host-0", "host-2", "host-9")],
+                         ["host-0/host", "host-2/host", "host-9/host"])
+
+    def test_a_run_with_saves_to_memory_between_others(self):
+        self.ranks(2, train, 2, 0, 14)
+        self.ranks(2, train, 2, 14, 18)
+        for host in 0, 1:
+            shutil.rmtree(os.path.join(self.folder, f"host-{host}"))
+        self.ranks(1, train, 1, 10, 12)
+
+    def test_a_run_without_an_id_of_the_job(self):
+        with self.assertRaisesRegex(cairn.OptionsError, "set CAIRN_RUN"):
+            cairn.Run(self.path("run"), memory="every 2 steps")
+
+    def test_arguments(self):
+        for path, step, text in (("memory:llama", None, "needs one"), ("memory:.x", 1, "the name of a run has")):
+            with self.subTest(path=path), self.assertRaisesRegex(cairn.CairnError, text):
+                cairn.torch.save({"x": torch.ones(1)}, path, step=step)
