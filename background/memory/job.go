@@ -249,9 +249,6 @@ func meet(all []arrival) meeting {
 	}
 	for _, a := range all {
 		add(a.Host)
-		if len(out.Secret) == 0 {
-			out.Secret = a.Secret // hosts that have left know no other one
-		}
 	}
 	for _, a := range all {
 		for _, h := range a.Known {
@@ -259,16 +256,16 @@ func meet(all []arrival) meeting {
 			add(h)
 		}
 	}
+	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) })
+	out.Epoch = latest.Epoch + 1
+	out.Secret = latest.Secret // hosts that have left know no other one
 	if len(out.Secret) == 0 {
 		out.Secret = make([]byte, 32)
 		rand.Read(out.Secret)
 	}
-
-	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) }).Epoch
-	out.Epoch = latest + 1
 	met := meeting{Members: out}
 	for _, a := range all {
-		if a.Epoch == latest && !slices.Contains(met.Latest, a.Host.ID) {
+		if a.Epoch == latest.Epoch && !slices.Contains(met.Latest, a.Host.ID) {
 			met.Latest = append(met.Latest, a.Host.ID)
 		}
 	}

@@ -19,8 +19,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testStall is the stall time of stores that meet hosts which do not answer.
-const testStall = 300 * time.Millisecond
+// testStall is the stall time of stores and servers in tests with hosts that do not answer. In other tests it is
+// patience, because a busy machine may stop a process for seconds.
+const (
+	testStall = 2 * time.Second
+	patience  = 2 * time.Minute
+)
 
 var secret = []byte("a secret of this job")
 
@@ -43,10 +47,13 @@ func folder(t testing.TB) *file.Store {
 }
 
 // newHost starts a server of a new folder, until the test ends.
-func newHost(t testing.TB) *host {
+func newHost(t testing.TB) *host { return startHost(t, patience) }
+
+// startHost is newHost with a server that disconnects clients that make no progress for as long as stall.
+func startHost(t testing.TB, stall time.Duration) *host {
 	t.Helper()
 	h := &host{Store: folder(t)}
-	h.addr, h.stop = startServer(t, &server{store: h.Store, secret: secret, stall: testStall, handshake: testStall})
+	h.addr, h.stop = startServer(t, &server{store: h.Store, secret: secret, stall: stall, handshake: stall})
 	return h
 }
 
@@ -78,7 +85,7 @@ func join(t testing.TB, local Local, c Config, addrs ...string) *Store {
 		c.Secret = secret
 	}
 	if c.Stall == 0 {
-		c.Stall = testStall
+		c.Stall = patience
 	}
 	s := must.Get(New(local, c))(t)
 	t.Cleanup(s.Close)

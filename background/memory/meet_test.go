@@ -1,0 +1,43 @@
+package memory
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cairn-ckpt/cairn/blob/ram"
+)
+
+// The secret is that of the hosts that have held the run last: hosts that have left since know no
+// other one. Ranks of a host share it, and hosts of earlier starts are listed as left.
+func TestMeet(t *testing.T) {
+	at := func(id, address string) ram.Host {
+		return ram.Host{ID: id, Name: "n-" + id, Addresses: []string{address}}
+	}
+	got := meet([]arrival{
+		{Host: at("a", "h1:1"), Secret: []byte("old"), Epoch: 1, Known: []ram.Host{at("a", "h1:0")}},
+		{Host: at("b", "h2:1"), Secret: []byte("new"), Epoch: 3, Known: []ram.Host{at("b", "h2:0"), at("c", "h3:0")}},
+		{Host: at("b", "h2:2"), Secret: []byte("new"), Epoch: 3},
+		{Host: at("d", "h4:1")},
+	})
+	m := got.Members
+	if string(m.Secret) != "new" || m.Epoch != 4 || !slices.Equal(got.Latest, []string{"b"}) {
+		t.Errorf("meet = %+v", got)
+	}
+	var here, left []string
+	for _, h := range m.Hosts {
+		if h.Left {
+			left = append(left, h.ID)
+		} else {
+			here = append(here, h.ID)
+		}
+		if h.ID == "b" && !slices.Equal(h.Addresses, []string{"h2:1", "h2:2"}) {
+			t.Errorf("host b has the addresses %q", h.Addresses)
+		}
+	}
+	if !slices.Equal(here, []string{"a", "b", "d"}) || !slices.Equal(left, []string{"c"}) {
+		t.Errorf("hosts %q, and %q have left", here, left)
+	}
+	if first := meet([]arrival{{Host: at("a", "h1:1")}}); len(first.Members.Secret) != 32 || first.Members.Epoch != 1 {
+		t.Errorf("the first meeting gives %+v", first)
+	}
+}
