@@ -275,6 +275,13 @@ func ReadAll(ctx context.Context, s Store, name string, max int64) ([]byte, erro
 // ReadVersion is like ReadAll, and also returns the version of the object as Info has it,
 // or "" if its reader is not a [VersionReader].
 func ReadVersion(ctx context.Context, s Store, name string, max int64) (p []byte, version string, err error) {
+	return ReadChecked(ctx, s, name, max, nil)
+}
+
+// ReadChecked is like ReadVersion, and calls check with the bytes. If they cannot be read or
+// check fails, and the object has other copies, it reads these; see [Reread]. A nil check
+// succeeds, and other copies are not read.
+func ReadChecked(ctx context.Context, s Store, name string, max int64, check func(p []byte) error) (p []byte, version string, err error) {
 	r, err := s.Open(ctx, name)
 	if err != nil {
 		return nil, "", err
@@ -287,7 +294,17 @@ func ReadVersion(ctx context.Context, s Store, name string, max int64) (p []byte
 	}
 
 	p = make([]byte, r.Size())
-	if err := r.ReadAt(ctx, p, 0); err != nil {
+	try := func(read ReadFunc) error {
+		err := read(ctx, p, 0)
+		if err == nil && check != nil {
+			err = check(p)
+		}
+		return err
+	}
+	if err = try(r.ReadAt); err != nil && check != nil {
+		err = Reread(ctx, r, err, try)
+	}
+	if err != nil {
 		return nil, "", err
 	}
 

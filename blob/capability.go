@@ -203,11 +203,15 @@ type CopyReader interface {
 	Report(n int, err error)
 }
 
+// ReadFunc reads a range of an object, as Reader.ReadAt does.
+type ReadFunc func(ctx context.Context, p []byte, off int64) error
+
 // Reread is called after bytes of r were damaged, or could not be read, because of err. If r is
 // a [CopyReader], Reread calls try for each other copy until try returns nil, which is then the
-// result. try reads the same bytes again by read, in place of r.ReadAt, and checks them. Reread
-// reports each copy that did not succeed. If none did, the error wraps err and names all places.
-func Reread(ctx context.Context, r Reader, err error, try func(read func(ctx context.Context, p []byte, off int64) error) error) error {
+// result. try reads the same bytes again by read, in place of r.ReadAt, and checks them; read
+// works as long as r is open. Reread reports each copy that did not succeed. If none did, the
+// error wraps err and names all places.
+func Reread(ctx context.Context, r Reader, err error, try func(read ReadFunc) error) error {
 	c, ok := r.(CopyReader)
 	if !ok || ctx.Err() != nil {
 		return err

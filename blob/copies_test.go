@@ -43,7 +43,7 @@ func (c *copies) Report(n int, err error) { c.reports = append(c.reports, fmt.Sp
 
 // reread reads "good" from the other copies of r.
 func reread(ctx context.Context, r blob.Reader) error {
-	return blob.Reread(ctx, r, errDamaged, func(read func(context.Context, []byte, int64) error) error {
+	return blob.Reread(ctx, r, errDamaged, func(read blob.ReadFunc) error {
 		p := make([]byte, 4)
 		if err := read(ctx, p, 1); err != nil {
 			return err

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/hosts"
 	"github.com/cairn-ckpt/cairn/blob/ram"
+	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
 // maxCompared bounds the size of files that a host compares when it catches up. Only small files, such as
@@ -19,8 +21,8 @@ const maxCompared = 16 << 20
 
 // catchUp removes the files of this host that another incarnation of the job has replaced while the host was
 // away, such as the record of a step that was saved again. Otherwise ranks would read different records,
-// and the new checkpoint could not be loaded. A file stays if one of the other hosts has the same bytes: then
-// another copy of it is damaged.
+// and the new checkpoint could not be loaded. A file stays if one of the other hosts has the same bytes, or if
+// their checkpoint cannot be opened: then their copy may be the damaged one.
 func (j *Job) catchUp(ctx context.Context, met *meeting) error {
 	if slices.Contains(met.Latest, j.Host) {
 		return nil
@@ -57,7 +59,7 @@ func (j *Job) catchUp(ctx context.Context, met *meeting) error {
 		if same {
 			same, err = held(ctx, info.Name, local, others)
 		}
-		if err == nil && !same {
+		if err == nil && !same && opens(ctx, others, path.Dir(info.Name)) {
 			err = local.Remove(ctx, info.Name)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another rank of this host may have removed it
@@ -65,6 +67,16 @@ func (j *Job) catchUp(ctx context.Context, met *meeting) error {
 		}
 	}
 	return nil
+}
+
+// opens reports whether a folder of a store has a checkpoint with a record and an index that are sound.
+func opens(ctx context.Context, s blob.Store, folder string) bool {
+	at, err := blob.NewSub(s, folder)
+	if err != nil {
+		return false // the run itself
+	}
+	c, err := formats.Open(ctx, at, nil)
+	return err == nil && c.Close() == nil
 }
 
 // latest returns the store of the files of the hosts that were hosts of the job before, without the files of

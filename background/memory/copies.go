@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"maps"
 	"slices"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/hosts"
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/group"
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 	"github.com/cairn-ckpt/cairn/storage"
 )
 
@@ -182,12 +182,10 @@ func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Save
 		if err != nil {
 			return o, err
 		}
-		o.Last = append(o.Last, file{name, int64(len(data)), crc32.Checksum(data, castagnoli)})
+		o.Last = append(o.Last, file{name, int64(len(data)), crc32c.Checksum(data)})
 	}
 	return o, nil
 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // maxLast bounds the size of the index and of the record.
 const maxLast = 1 << 30

@@ -23,9 +23,9 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 )
 
-// DomainVariable is the environment variable with the fault domain of a host: hosts with the same
-// value, such as those of a rack, may be lost together, and keep no copies for each other if there
-// are other hosts.
+// DomainVariable is the environment variable with the fault domain of a host, such as the name of
+// its rack. Hosts with the same value may be lost together. They keep copies for each other only if
+// all hosts have that value.
 const DomainVariable = "CAIRN_DOMAIN"
 
 // Job is a run in memory as the processes of a job hold it.
@@ -135,8 +135,8 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	return j, nil
 }
 
-// confirm leaves out the hosts that have left: what they have is not needed any more, because a
-// checkpoint of this job has its copies.
+// confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
+// copies, so their files are not needed any more.
 func (j *Job) confirm() error {
 	m, err := j.Root.ReadMembers(j.Run)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/ram"
 )
 
-// The secret is that of the hosts that have held the run last: hosts that have left since know no
-// other one. Ranks of a host share it, and hosts of earlier starts are listed as left.
+// The secret of the newest hosts of the run counts: hosts that left later know no other one. The ranks of
+// a host are one host, and hosts of earlier starts are listed as left.
 func TestMeet(t *testing.T) {
 	at := func(id, address string) ram.Host {
 		return ram.Host{ID: id, Name: "n-" + id, Addresses: []string{address}}

@@ -294,8 +294,8 @@ func TestServeSavesToMemory(t *testing.T) {
 	}
 }
 
-// A saver whose trainer was killed serves its run until another saver of the host does, and leaves
-// nothing if that one forgets the run.
+// A saver serves its run after its trainer was killed, until another saver of the host does. If that one
+// forgets the run, the memory is empty.
 func TestServeLingersForOtherHosts(t *testing.T) {
 	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
 	killed := newTrainer(t)

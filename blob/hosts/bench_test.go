@@ -14,9 +14,9 @@ import (
 // benchBytes is the size of the object that is sent.
 const benchBytes = 512 << 20
 
-// BenchmarkFetch compares, over the same number of connections on this host: Fetch; a read of a
-// peer's object into memory that is there; and sendfile alone, which is received into memory
-// that is there.
+// BenchmarkFetch compares, over the same number of connections on this host: Fetch, and sendfile
+// alone that is received into a new file; a read of a peer's object into memory that is there,
+// and sendfile alone that is received into such memory.
 func BenchmarkFetch(b *testing.B) {
 	ctx := b.Context()
 	data := noise(benchBytes)
@@ -48,7 +48,26 @@ func BenchmarkFetch(b *testing.B) {
 			b.SetBytes(benchBytes)
 			p := newPlain(b, h.Dir()+"/x", conns)
 			for b.Loop() {
-				must.Do(b, p.transfer(data))
+				must.Do(b, p.transfer(func(from io.Reader, at, n int) error {
+					_, err := io.ReadFull(from, data[at:at+n])
+					return err
+				}))
+			}
+		})
+		b.Run(fmt.Sprintf("sendfile to a file/%d", conns), func(b *testing.B) {
+			b.SetBytes(benchBytes)
+			p := newPlain(b, h.Dir()+"/x", conns)
+			for b.Loop() {
+				f := must.Get(os.Create(local.Dir() + "/y"))(b)
+				must.Do(b, p.transfer(func(from io.Reader, at, n int) error {
+					buf := make([]byte, chunkBytes)
+					_, err := io.CopyBuffer(io.NewOffsetWriter(f, int64(at)), struct{ io.Reader }{io.LimitReader(from, int64(n))}, buf)
+					return err
+				}))
+				b.StopTimer()
+				must.Do(b, f.Close())
+				must.Do(b, os.Remove(f.Name()))
+				b.StartTimer()
 			}
 		})
 	}
@@ -74,14 +93,14 @@ func newPlain(b *testing.B, file string, conns int) *plain {
 	return p
 }
 
-// transfer sends the file and receives it into data.
-func (p *plain) transfer(data []byte) error {
-	part := len(data) / len(p.pairs)
+// transfer sends the file. receive takes the n bytes from at on.
+func (p *plain) transfer(receive func(from io.Reader, at, n int) error) error {
+	part := benchBytes / len(p.pairs)
 	errs := make([]error, 2*len(p.pairs))
 	var wg sync.WaitGroup
 	for i, pair := range p.pairs {
 		wg.Go(func() { errs[2*i] = p.send(pair[0], int64(i*part), int64(part)) })
-		wg.Go(func() { _, errs[2*i+1] = io.ReadFull(pair[1], data[i*part:(i+1)*part]) })
+		wg.Go(func() { errs[2*i+1] = receive(pair[1], i*part, part) })
 	}
 	wg.Wait()
 	for _, err := range errs {

@@ -23,9 +23,16 @@ const (
 // chunks holds buffers of chunkBytes.
 var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
 
+// localError is an error of the local store. Another peer does not help against it.
+type localError struct{ error }
+
+// Unwrap returns the error of the store.
+func (e *localError) Unwrap() error { return e.error }
+
 // Fetch copies the object name from another host into the local store. The copy becomes an
-// object only if it has this size and this CRC-32C; otherwise the error wraps ErrDamaged and
-// names the hosts. If the local store has an object of that name, the error wraps fs.ErrExist.
+// object only if it has this size and this CRC-32C; otherwise Fetch tries the next host. If no
+// host has a good copy, the error wraps ErrDamaged and names the hosts. If the local store has
+// an object of that name, the error wraps fs.ErrExist.
 func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) error {
 	_, err := s.local.Stat(ctx, name)
 	if err == nil {
@@ -36,22 +43,18 @@ func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) 
 	}
 
 	var failed []error
-	var final error // of the local store
 	done := false
-	err = s.find(ctx, name, func(p *peer, o blob.Info) bool {
-		var err error
-		if o.Size != size {
-			err = fmt.Errorf("%w: %s has %d bytes instead of %d", ErrDamaged, p, o.Size, size)
-		} else {
-			err, final = s.fetchFrom(ctx, p, o, sum)
+	silent := s.find(ctx, name, func(p *peer, o blob.Info) (more bool) {
+		err := s.fetchFrom(ctx, p, o, size, sum)
+		if done = err == nil; done {
+			return false
 		}
-
-		done = err == nil && final == nil
-		if err != nil && ctx.Err() == nil {
-			s.report(p.Host, name, err)
-			failed = append(failed, err)
+		failed = append(failed, err)
+		if _, local := errors.AsType[*localError](err); local || ctx.Err() != nil {
+			return false
 		}
-		return !done && final == nil && ctx.Err() == nil
+		s.report(p.Host, name, err)
+		return true
 	})
 
 	switch {
@@ -59,58 +62,53 @@ func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) 
 		return nil
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case final != nil:
-		return final
-	case err != nil || len(failed) > 0:
-		err = errors.Join(append(failed, err)...)
-	default:
+	case len(failed) == 0 && silent == nil:
 		err = fs.ErrNotExist
+	default:
+		err = errors.Join(append(failed, silent)...)
 	}
 	return s.fail("fetch", name, err)
 }
 
-// fetchFrom copies the object o of a peer. err is an error of the copy there, and final one of
-// the local store, with which other peers do not help.
-func (s *Store) fetchFrom(ctx context.Context, p *peer, o blob.Info, sum uint32) (err, final error) {
-	w, final := s.local.Create(ctx, o.Name, &blob.CreateOptions{Size: o.Size, IfAbsent: true})
-	if final != nil {
-		return nil, final
+// fetchFrom copies the object o of a peer.
+func (s *Store) fetchFrom(ctx context.Context, p *peer, o blob.Info, size int64, sum uint32) error {
+	if o.Size != size {
+		return fmt.Errorf("%w: %s has %d bytes instead of %d", ErrDamaged, p, o.Size, size)
+	}
+	w, err := s.local.Create(ctx, o.Name, &blob.CreateOptions{Size: size, IfAbsent: true})
+	if err != nil {
+		return &localError{err}
 	}
 	defer w.Abort() // does nothing once committed
 
-	sums := make([]uint32, (o.Size+s.cfg.Piece-1)/s.cfg.Piece)
-	var local error
-	var once sync.Once
-	err = s.pieces(ctx, o.Size, func(ctx context.Context, i int, at, n int64) error {
-		crc, err, writeErr := s.fetchPiece(ctx, p, o, w, at, n)
-		if writeErr != nil {
-			once.Do(func() { local = writeErr })
-			return writeErr
-		}
-		sums[i] = crc
+	sums := make([]uint32, (size+s.cfg.Piece-1)/s.cfg.Piece)
+	err = s.pieces(ctx, size, func(ctx context.Context, i int, at, n int64) (err error) {
+		sums[i], err = s.fetchPiece(ctx, p, o, w, at, n)
 		return err
 	})
 	if err != nil {
-		return err, local
+		return err
 	}
 
 	var got uint32
 	for i, crc := range sums {
-		got = crc32c.Join(got, crc, min(s.cfg.Piece, o.Size-int64(i)*s.cfg.Piece))
+		got = crc32c.Join(got, crc, min(s.cfg.Piece, size-int64(i)*s.cfg.Piece))
 	}
 	if got != sum {
-		return fmt.Errorf("%w: the bytes of %s have the checksum %08x instead of %08x", ErrDamaged, p, got, sum), nil
+		return fmt.Errorf("%w: the bytes of %s have the checksum %08x instead of %08x", ErrDamaged, p, got, sum)
 	}
 
-	_, final = w.Commit(ctx)
-	return nil, final
+	if _, err := w.Commit(ctx); err != nil {
+		return &localError{err}
+	}
+	return nil
 }
 
 // fetchPiece copies n bytes and returns their checksum.
-func (s *Store) fetchPiece(ctx context.Context, p *peer, o blob.Info, w blob.Writer, at, n int64) (crc uint32, err, writeErr error) {
+func (s *Store) fetchPiece(ctx context.Context, p *peer, o blob.Info, w blob.Writer, at, n int64) (crc uint32, err error) {
 	x, err := p.get(ctx, o, at, n)
 	if err != nil {
-		return 0, err, nil
+		return 0, err
 	}
 	defer x.Close()
 
@@ -121,20 +119,21 @@ func (s *Store) fetchPiece(ctx context.Context, p *peer, o blob.Info, w blob.Wri
 		b := buf[:min(chunk, n)]
 		x.timer.Stop() // the wait is no stall
 		if err := s.limit.wait(ctx, len(b)); err != nil {
-			return 0, err, nil
+			return 0, err
 		}
 		x.timer.Reset(s.cfg.Stall)
 		if _, err := io.ReadFull(x, b); err != nil {
-			return 0, err, nil
+			return 0, err
 		}
+
 		crc = crc32c.Update(crc, b)
 		if err := w.WriteAt(ctx, b, at); err != nil {
-			return 0, nil, err
+			return 0, &localError{err}
 		}
 		at, n = at+int64(len(b)), n-int64(len(b))
 	}
 
-	return crc, nil, nil
+	return crc, nil
 }
 
 // limiter bounds a number of bytes per second. The zero limiter has no bound.

@@ -101,7 +101,7 @@ func welcome(c io.ReadWriter, secret []byte) error {
 func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(handshakeTime, s.cfg.Stall))
 	defer cancel()
-	defer context.AfterFunc(s.open, cancel)() // the transport goes on to dial after the request has ended
+	defer context.AfterFunc(s.alive, cancel)() // the transport goes on to dial after the request has ended
 	return connect(ctx, network, addr, s.cfg.Secret)
 }
 
@@ -123,7 +123,7 @@ func connect(ctx context.Context, network, addr string, secret []byte) (net.Conn
 		return nil, err
 	}
 
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	err = introduce(c, secret)
 	if !stop() && err == nil { // the deadline is set, or is being set
 		err = context.Cause(ctx)

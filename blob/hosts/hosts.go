@@ -146,7 +146,7 @@ type Store struct {
 	peers     []*peer // without lost ones
 	transport *http.Transport
 	limit     limiter
-	open      context.Context // ends with Close
+	alive     context.Context // ends with Close
 	end       context.CancelFunc
 
 	requests, received atomic.Int64
@@ -169,7 +169,6 @@ func New(local Local, c Config) (*Store, error) {
 		DialContext: s.dial, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
 		MaxIdleConnsPerHost: maxRequests, IdleConnTimeout: idleTime,
 	}
-	s.open, s.end = context.WithCancel(context.Background())
 
 	names := map[string]bool{c.Host: true}
 	for _, p := range c.Peers {
@@ -183,6 +182,7 @@ func New(local Local, c Config) (*Store, error) {
 		}
 	}
 
+	s.alive, s.end = context.WithCancel(context.Background())
 	return s, nil
 }
 

@@ -5,13 +5,16 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"iter"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
+	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
 
@@ -30,6 +33,66 @@ func TestStore(t *testing.T) {
 		})
 	})
 }
+
+// A server of a store without files sends the same bytes, and the errors of the store.
+func TestServeStoreWithoutFiles(t *testing.T) {
+	ctx := t.Context()
+	far := &failing{Store: new(mem.Store)}
+	addr, _ := startServer(t, &server{store: far, secret: secret, stall: defaultStall, handshake: defaultStall})
+	s := join(t, folder(t), Config{Piece: 1000}, addr)
+	data := noise(4321)
+	put(t, far, "x", data)
+	put(t, far, "bad", data)
+	if got, err := readAll(ctx, s, "x"); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("ReadAll = %d bytes, %v; want the bytes", len(got), err)
+	}
+	must.Do(t, s.Fetch(ctx, "x", 4321, sumOf(data)))
+
+	_, err := readAll(ctx, s, "bad")
+	wantUnreachable(t, "ReadAll of an object that cannot be read", err, "b")
+	if got := must.Get(names(ctx, s, ""))(t); !slices.Equal(got, []string{"bad", "x"}) {
+		t.Errorf("List = %v; want bad and x", got)
+	}
+	far.lists.Store(true)
+	_, err = names(ctx, s, "")
+	wantUnreachable(t, "List that fails on the peer", err, "b")
+}
+
+var errOnPurpose = errors.New("failed on purpose")
+
+// failing is a store in which the object "bad" cannot be read, and lists fail if that is set.
+type failing struct {
+	*mem.Store
+	lists atomic.Bool
+}
+
+func (s *failing) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
+	return func(yield func(blob.Info, error) bool) {
+		for info, err := range s.Store.List(ctx, prefix) {
+			if !yield(info, err) {
+				return
+			}
+		}
+		if s.lists.Load() {
+			yield(blob.Info{}, errOnPurpose)
+		}
+	}
+}
+
+func (s *failing) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	if err != nil || name != "bad" {
+		return r, err
+	}
+	return badReader{r, r.(blob.VersionReader)}, nil
+}
+
+type badReader struct {
+	blob.Reader
+	blob.VersionReader
+}
+
+func (badReader) ReadAt(context.Context, []byte, int64) error { return errOnPurpose }
 
 // elsewhere is a store whose writers write on host c, so that all reads cross the network.
 type elsewhere struct {
@@ -156,8 +219,8 @@ func TestReplacedObject(t *testing.T) {
 		t.Errorf("ReadAt of the old version = %v; want ErrChanged", err)
 	}
 	must.Do(t, b.Remove(ctx, "x"))
-	if err := known.ReadAt(ctx, make([]byte, 3), 0); !errors.Is(err, blob.ErrRemoved) {
-		t.Errorf("ReadAt after a removal = %v; want ErrRemoved", err)
+	if err := known.ReadAt(ctx, make([]byte, 3), 0); !errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("ReadAt after a removal = %v; want ErrChanged alone: another host may have a copy", err)
 	}
 }
 

@@ -324,8 +324,8 @@ func (p *peer) get(ctx context.Context, o blob.Info, off, n int64) (*exchange, e
 	x, err := p.ask(ctx, http.MethodGet, objectPath, url.Values{"name": {o.Name}}, http.Header{
 		"Range": {fmt.Sprintf("bytes=%d-%d", off, off+n-1)}, "If-Match": {etag(o.Version)},
 	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, blob.ErrRemoved
+	if errors.Is(err, fs.ErrNotExist) { // other hosts may have it
+		return nil, fmt.Errorf("%w: %s has removed it", blob.ErrChanged, p)
 	}
 	if err != nil {
 		return nil, err

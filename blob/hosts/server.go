@@ -37,7 +37,7 @@ const (
 // Serve answers the questions of other hosts about the objects of store on connections of l,
 // until ctx ends. Then it closes l and all connections, and returns nil. It also removes
 // objects, but it writes none. The secret must not be empty, and the objects of store must have
-// versions. If the readers of store are blob.FileReaders, the kernel sends the bytes.
+// versions, which their readers know. If the readers of store are blob.FileReaders, the kernel sends the bytes.
 func Serve(ctx context.Context, l net.Listener, store blob.Store, secret []byte) error {
 	s := &server{store: store, secret: secret, stall: defaultStall, handshake: handshakeTime}
 	return s.serve(ctx, l)
@@ -285,9 +285,11 @@ func (s *server) object(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer in.Close()
 
-	if v, ok := in.(blob.VersionReader); ok {
-		w.Header().Set("ETag", etag(v.Version()))
+	v, ok := in.(blob.VersionReader)
+	if !ok {
+		return fmt.Errorf("readers of %s have no versions", s.store)
 	}
+	w.Header().Set("ETag", etag(v.Version()))
 	w.Header().Set("Content-Type", "application/octet-stream")
 	http.ServeContent(w, r, "", time.Time{}, content(r.Context(), in))
 	return nil

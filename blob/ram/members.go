@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/cairn-ckpt/cairn/internal/crc32c"
 )
 
 // ErrMembers reports a file of the hosts of a run that cannot be read.
@@ -140,7 +141,7 @@ func (m *Members) check() error {
 }
 
 func checksum(data []byte) string {
-	return fmt.Sprintf("%08x", crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli)))
+	return fmt.Sprintf("%08x", crc32c.Checksum(data))
 }
 
 // WriteMembers replaces the hosts of a run, in one atomic step. Only this user can read the file.
@@ -178,7 +179,7 @@ func (r Root) Remove(run string) error {
 	if err != nil {
 		return err
 	}
-	// The hosts go last: until then, what is there belongs to a run.
+	// The list of hosts goes last: files without it would belong to no run.
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}

@@ -37,7 +37,12 @@ func readRecordOnly(ctx context.Context, s blob.Store) (*record, error) {
 // readRecordVersion is readRecordOnly. It also returns the version of the file, or "" if
 // that is unknown.
 func readRecordVersion(ctx context.Context, s blob.Store) (rec *record, version string, err error) {
-	b, version, err := blob.ReadVersion(ctx, s, recordName, maxRecordBytes)
+	_, version, err = blob.ReadChecked(ctx, s, recordName, maxRecordBytes, func(b []byte) (err error) {
+		if rec, err = decodeRecord(b); err != nil {
+			return fmt.Errorf("%s of %s: %w", recordName, s, err)
+		}
+		return nil
+	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, "", fmt.Errorf("%w: %w", storage.ErrNotFound, err)
 	}
@@ -46,10 +51,6 @@ func readRecordVersion(ctx context.Context, s blob.Store) (rec *record, version 
 	}
 	if err != nil {
 		return nil, "", err
-	}
-
-	if rec, err = decodeRecord(b); err != nil {
-		return nil, "", fmt.Errorf("%s of %s: %w", recordName, s, err)
 	}
 	return rec, version, nil
 }

@@ -26,6 +26,7 @@ import (
 // copied is a checkpoint in the folders of two hosts, and a host without it.
 type copied struct {
 	dirs    [2]string
+	stop    [2]func()               // ends the server of a host
 	stores  map[string]*hosts.Store // by the hosts from which they read
 	x       *tensor.Tensor
 	mu      sync.Mutex
@@ -45,13 +46,14 @@ func newCopied(t *testing.T) *copied {
 	must.Do(t, save(t, first, "s", plan.State{"x": c.x, "a": storagetest.Filled(t, tensor.Int16, []int64{40}, 1), "b": storagetest.Filled(t, tensor.Int16, []int64{40}, 2)}, nil))
 	must.Do(t, os.CopyFS(c.dirs[1], os.DirFS(c.dirs[0])))
 
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	var serving sync.WaitGroup
-	t.Cleanup(func() { cancel(); serving.Wait() })
 	var peers []hosts.Peer
 	for i, name := range []string{"host-0", "host-1"} {
 		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		peers = append(peers, hosts.Peer{Host: name, Addr: l.Addr().String()})
+		ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+		var serving sync.WaitGroup
+		c.stop[i] = func() { cancel(); serving.Wait() }
+		t.Cleanup(c.stop[i])
 		serving.Go(func() {
 			if err := hosts.Serve(ctx, l, open(c.dirs[i]), []byte("secret")); err != nil {
 				t.Errorf("Serve = %v; want nil", err)
@@ -155,5 +157,83 @@ func TestDamagedCopies(t *testing.T) {
 		if err := c.load(t, s, whole); err != nil || len(c.reports) != 0 {
 			t.Errorf("%s, no damage: load = %v, reports %q; want none", from, err, c.reports)
 		}
+	}
+}
+
+// A damaged index or record is read from the other copy too.
+func TestDamagedDescriptions(t *testing.T) {
+	c := newCopied(t)
+	whole := tensor.Whole(c.x.Shape())
+	size := func(name string) int64 {
+		return must.Get(os.Stat(filepath.Join(c.dirs[0], "step-1", name)))(t).Size()
+	}
+	index, record := size("s-index.cairn"), size(recordName)
+	for name, places := range map[string][]int64{
+		"s-index.cairn": {0, 60, index / 2, index - indexTailSize - 1, index - indexTailSize, index - 1},
+		recordName:      {0, record / 2, record - 20},
+	} {
+		for _, at := range places {
+			for from, s := range c.stores {
+				c.flip(t, 0, name, at)
+				if err := c.load(t, s, whole); err != nil {
+					t.Errorf("byte %d of %s, %s, one copy damaged: load = %v; want nil", at, name, from, err)
+				}
+				c.flip(t, 1, name, at)
+				err := c.load(t, s, whole)
+				if !isNamed(err) || !strings.Contains(err.Error(), "host-0") || !strings.Contains(err.Error(), "host-1") {
+					t.Errorf("byte %d of %s, %s, both copies damaged: load = %v; want a named error with both hosts", at, name, from, err)
+				}
+				c.flip(t, 0, name, at)
+				c.flip(t, 1, name, at)
+			}
+		}
+	}
+}
+
+// endingStore calls end before the first read of a data file.
+type endingStore struct {
+	blob.Store
+	end func(version string)
+}
+
+type endingReader struct {
+	blob.Reader
+	blob.CopyReader
+	end func()
+}
+
+func (s *endingStore) Open(ctx context.Context, name string) (blob.Reader, error) {
+	r, err := s.Store.Open(ctx, name)
+	if err != nil || !strings.HasSuffix(name, ".safetensors") {
+		return r, err
+	}
+	version := r.(blob.VersionReader).Version()
+	return &endingReader{r, r.(blob.CopyReader), func() { s.end(version) }}, nil
+}
+
+func (r *endingReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	r.end()
+	return r.Reader.ReadAt(ctx, p, off)
+}
+
+// A load that has begun goes on with the copies if a host ends.
+func TestHostEndsDuringALoad(t *testing.T) {
+	c := newCopied(t)
+	var once sync.Once
+	var ended string
+	s := &endingStore{Store: c.stores["two peers"], end: func(version string) {
+		once.Do(func() {
+			ended = version[strings.LastIndexByte(version, '@')+1:]
+			c.stop[map[string]int{"host-0": 0, "host-1": 1}[ended]]()
+		})
+	}}
+	if err := c.load(t, s, tensor.Whole(c.x.Shape())); err != nil {
+		t.Errorf("load while %s ends = %v; want nil", ended, err)
+	}
+	silent := func(r string) bool {
+		return strings.HasPrefix(r, ended+" ") && strings.Contains(r, hosts.ErrUnreachable.Error())
+	}
+	if ended == "" || !slices.ContainsFunc(c.reports, silent) || len(c.reports) != 1 {
+		t.Errorf("host %q ended, reports %q; want one of it", ended, c.reports)
 	}
 }

@@ -63,8 +63,32 @@ func openIndex(ctx context.Context, r blob.Reader) (*indexFile, error) {
 	return openIndexEnd(ctx, r, indexFirstRead)
 }
 
-// openIndexEnd is openIndex. It reads the last first bytes at once.
-func openIndexEnd(ctx context.Context, r blob.Reader, first int64) (*indexFile, error) {
+// openIndexEnd is openIndex. It reads the last first bytes at once. If they are damaged, it
+// opens another copy of the file.
+func openIndexEnd(ctx context.Context, r blob.Reader, first int64) (x *indexFile, err error) {
+	if x, err = openIndexCopy(ctx, r, first); err == nil {
+		return x, nil
+	}
+	err = blob.Reread(ctx, r, err, func(read blob.ReadFunc) (err error) {
+		x, err = openIndexCopy(ctx, copyReader{r, read}, first)
+		return err
+	})
+	return x, err
+}
+
+// copyReader reads one copy of a file.
+type copyReader struct {
+	blob.Reader
+	read blob.ReadFunc
+}
+
+// ReadAt implements blob.Reader.
+func (r copyReader) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return r.read(ctx, p, off)
+}
+
+// openIndexCopy is openIndexEnd for one copy.
+func openIndexCopy(ctx context.Context, r blob.Reader, first int64) (*indexFile, error) {
 	size := r.Size()
 	if size < indexHeaderSize+indexTailSize {
 		return nil, fmt.Errorf("%w: %d bytes are too few", storage.ErrCorrupt, size)
@@ -131,15 +155,27 @@ func (x *indexFile) lookup(ctx context.Context, fqn string) (*meta.Entry, bool, 
 
 	b := &x.blocks[i]
 	buf := make([]byte, b.length+crcSize)
-	if err := x.read(ctx, buf, b.offset); err != nil {
-		return nil, false, fmt.Errorf("block %d: %w", i, err)
-	}
+	var e *meta.Entry
+	err := x.checked(ctx, func(read blob.ReadFunc) (err error) {
+		if err := read(ctx, buf, b.offset); err != nil {
+			return fmt.Errorf("block %d: %w", i, err)
+		}
+		if e, err = x.findInBlock(b, buf, fqn); err != nil {
+			return fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
+		}
+		return nil
+	})
+	return e, e != nil, err
+}
 
-	e, err := x.findInBlock(b, buf, fqn)
-	if err != nil {
-		return nil, false, fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
+// checked calls fn, which reads a part of the index and checks it. If that fails, it calls fn for
+// the other copies of the file.
+func (x *indexFile) checked(ctx context.Context, fn func(read blob.ReadFunc) error) error {
+	err := fn(x.read)
+	if err == nil {
+		return nil
 	}
-	return e, e != nil, nil
+	return blob.Reread(ctx, x.r, err, fn)
 }
 
 // findInBlock returns the entry of that name in the bytes of block b, or nil
@@ -379,26 +415,27 @@ func (x *indexFile) decodePiece(ctx context.Context, first, end int, entries []m
 	}
 
 	buf := make([]byte, last.offset+last.length+crcSize-start)
-	if err := x.read(ctx, buf, start); err != nil {
-		return fmt.Errorf("block %d: %w", first, err)
-	}
-
-	if first == 0 {
-		if err := checkIndexHeader(buf); err != nil {
-			return err
+	return x.checked(ctx, func(read blob.ReadFunc) error {
+		if err := read(ctx, buf, start); err != nil {
+			return fmt.Errorf("block %d: %w", first, err)
 		}
-	}
 
-	d := newEntryDecoder(x.names)
-	for i := first; i < end; i++ {
-		b := &x.blocks[i]
-		bytes := buf[b.offset-start:][:b.length+crcSize]
-		if err := x.decodeBlock(d, i, bytes, entries[b.before:][:b.entries]); err != nil {
-			return fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
+		if first == 0 {
+			if err := checkIndexHeader(buf); err != nil {
+				return err
+			}
 		}
-	}
 
-	return nil
+		d := newEntryDecoder(x.names)
+		for i := first; i < end; i++ {
+			b := &x.blocks[i]
+			bytes := buf[b.offset-start:][:b.length+crcSize]
+			if err := x.decodeBlock(d, i, bytes, entries[b.before:][:b.entries]); err != nil {
+				return fmt.Errorf("%w: block %d: %w", storage.ErrCorrupt, i, err)
+			}
+		}
+		return nil
+	})
 }
 
 // decodeBlock decodes the bytes of block i into out.

@@ -382,7 +382,7 @@ func (f *fetcher) deliver(ctx context.Context, from blob.Reader, q *Request, p [
 		return err
 	}
 
-	return blob.Reread(ctx, ofStore(from), err, func(read func(ctx context.Context, p []byte, off int64) error) error {
+	return blob.Reread(ctx, ofStore(from), err, func(read blob.ReadFunc) error {
 		again.Renew()
 		err := q.readRows(p, func(p []byte, off int64) error {
 			f.counted(from, int64(len(p)))

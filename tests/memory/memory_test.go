@@ -329,3 +329,26 @@ func TestTwoJobsOfOneName(t *testing.T) {
 		})
 	}
 }
+
+// A host that comes back keeps its record if that of the others is damaged, and they load with it.
+func TestReturnOfAHostWithTheOnlyGoodRecord(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job(hosts).save(t, s, 10)
+	job{hosts[0]}.load(t, s, 10) // without the other host
+
+	record := func(host int) string {
+		return filepath.Join(string(hosts[host]), "llama", run.FolderName(10), "cairn.json")
+	}
+	good := must.Get(os.ReadFile(record(1)))(t)
+	bad := bytes.Clone(good)
+	bad[len(bad)/2] ^= 1
+	must.Do(t, os.Chmod(record(0), 0o600))
+	must.Do(t, os.WriteFile(record(0), bad, 0o600))
+
+	defer func() { _, err := os.Stat(record(1)); t.Log("record(1)", err) }()
+	job(hosts).load(t, s, 10)
+	if got, err := os.ReadFile(record(1)); err != nil || !bytes.Equal(got, good) {
+		t.Errorf("the good record is %q, %v; want it unchanged", got, err)
+	}
+}
