@@ -502,6 +502,15 @@ func (p *Pending) over() bool {
 	}
 }
 
+// noteBegun notes a save that waits for the one before it.
+func (p *Pending) noteBegun(id string) {
+	p.saveID = id
+	ours.begun(p.place, id)
+	if p.remote != "" {
+		ours.begun(p.remotePlace, id)
+	}
+}
+
 // returnFailure returns the error of the previous save, once.
 func (s *Stager) returnFailure(text string) error {
 	s.mu.Lock()

@@ -133,15 +133,6 @@ func placeAt(address string) string {
 	return file.RealPath(path)
 }
 
-// noteBegun notes a save that waits for the one before it.
-func (p *Pending) noteBegun(id string) {
-	p.saveID = id
-	ours.begun(p.place, id)
-	if p.remote != "" {
-		ours.begun(p.remotePlace, id)
-	}
-}
-
 // noteOurs notes a save to store that is over. id is its id if report is nil.
 func (o *SaveOptions) noteOurs(store blob.Store, report *SaveReport, id string) {
 	place := placeIn(placeOf(store), o.format())

@@ -266,9 +266,6 @@ func (r *Run) refer(m *run.Member, store blob.Store, o *SaveOptions) {
 	o.Format = f
 }
 
-// warn reports a problem that does not make the save fail.
-func (o *SaveOptions) warn(err error) { warn(o.Observer, o.Logger, err) }
-
 // warn reports a problem that does not make the load fail.
 func (o *LoadOptions) warn(err error) { warn(o.Observer, o.Logger, err) }
 

@@ -289,6 +289,9 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 	})
 }
 
+// warn reports a problem that does not make the save fail.
+func (o *SaveOptions) warn(err error) { warn(o.Observer, o.Logger, err) }
+
 // check refuses a rank that does not exist, and options that need all ranks.
 func (l *RankLocal) check(o *SaveOptions) error {
 	if l == nil {

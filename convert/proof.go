@@ -203,39 +203,6 @@ func (p *proof) report(j *Job, results []*storage.WriteResults) []ItemDigest {
 	})
 }
 
-// check checks the contents of the source, before the first write: the conditions of a
-// recipe, and tensors that the source holds twice.
-func (r *run) check(ctx context.Context) error {
-	if r.helps() {
-		return nil // the coordinator does
-	}
-
-	v := viewOf(r.job.src)
-	if v != nil {
-		if err := v.Check(ctx); err != nil {
-			return err
-		}
-	}
-
-	src := r.job.src
-	for ; v != nil; v = viewOf(src) {
-		src = v.Source()
-	}
-
-	copies, ok := src.(storage.CopyChecker)
-	if !ok {
-		return nil
-	}
-
-	rep, err := copies.CheckCopies(ctx, nil, storage.ReadOptions{BufferBytes: r.job.opts.Memory / 2, Parallel: r.job.opts.Parallel})
-	if err != nil || len(rep.Problems) == 0 {
-		return err
-	}
-
-	p := rep.Problems[0]
-	return fmt.Errorf("%w: %q: %s", storage.ErrCorrupt, p.FQN, p.Text)
-}
-
 // checkPiece is the size of the parts that CheckDigests reads.
 const checkPiece = 8 << 20
 

@@ -387,6 +387,39 @@ func (r *run) report() *Report {
 	return rep
 }
 
+// check checks the contents of the source, before the first write: the conditions of a
+// recipe, and tensors that the source holds twice.
+func (r *run) check(ctx context.Context) error {
+	if r.helps() {
+		return nil // the coordinator does
+	}
+
+	v := viewOf(r.job.src)
+	if v != nil {
+		if err := v.Check(ctx); err != nil {
+			return err
+		}
+	}
+
+	src := r.job.src
+	for ; v != nil; v = viewOf(src) {
+		src = v.Source()
+	}
+
+	copies, ok := src.(storage.CopyChecker)
+	if !ok {
+		return nil
+	}
+
+	rep, err := copies.CheckCopies(ctx, nil, storage.ReadOptions{BufferBytes: r.job.opts.Memory / 2, Parallel: r.job.opts.Parallel})
+	if err != nil || len(rep.Problems) == 0 {
+		return err
+	}
+
+	p := rep.Problems[0]
+	return fmt.Errorf("%w: %q: %s", storage.ErrCorrupt, p.FQN, p.Text)
+}
+
 // savePlanner is the planner of one rank: it returns the plan of the job and reads the
 // data from the source.
 type savePlanner struct {

@@ -173,12 +173,6 @@ func (p *SavePlan) equal(q *SavePlan) bool {
 		slices.EqualFunc(p.Items, q.Items, func(a, b WriteItem) bool { return a.equal(&b) })
 }
 
-// equal reports whether w and o are the same apart from the content of a value.
-func (w *WriteItem) equal(o *WriteItem) bool {
-	return w.Kind == o.Kind && w.Hint == o.Hint && w.Alias == o.Alias && w.MayDiffer == o.MayDiffer && w.Replicated == o.Replicated &&
-		w.Info.Equal(o.Info) && w.Box.Equal(o.Box)
-}
-
 // fingerprint hashes the plan as it would be sent, without sizes.
 func fingerprint(p *SavePlan, options string) (Fingerprint, error) {
 	q := *p

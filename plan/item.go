@@ -155,6 +155,12 @@ func (w *WriteItem) Check() error {
 	return err
 }
 
+// equal reports whether w and o are the same apart from the content of a value.
+func (w *WriteItem) equal(o *WriteItem) bool {
+	return w.Kind == o.Kind && w.Hint == o.Hint && w.Alias == o.Alias && w.MayDiffer == o.MayDiffer && w.Replicated == o.Replicated &&
+		w.Info.Equal(o.Info) && w.Box.Equal(o.Box)
+}
+
 // SavePlan has the items that one rank writes. A plan is immutable once it was returned;
 // change a copy.
 type SavePlan struct {

@@ -402,22 +402,6 @@ func (b *binder) rule(r *rule) error {
 	return b.each(r, both, func() error { return b.instance(r) })
 }
 
-// wild returns the capture of a rule that stands for any text, or "".
-func (r *rule) wild() string {
-	for _, side := range r.sides {
-		for _, t := range side {
-			for _, n := range t.names {
-				for _, h := range n.holes {
-					if h.wild {
-						return h.capture
-					}
-				}
-			}
-		}
-	}
-	return ""
-}
-
 // present reports whether the source has any name of a rule.
 func (b *binder) present(r *rule) (bool, error) {
 	lists := b.lists()

@@ -85,6 +85,12 @@ func (t *Tensor) stacked() bool {
 	return true
 }
 
+// Arithmetic reports whether elements of t are computed, so that they need not have the bits
+// of the elements that they are made of.
+func (t *Tensor) Arithmetic() bool {
+	return t.Add != 0 || t.Quantized != nil || slices.ContainsFunc(t.Parts, func(p Part) bool { return p.Scales != "" })
+}
+
 // inOrder reports whether the elements of a part follow each other in the same order in
 // the source and in the result.
 func (p *Part) inOrder() bool {

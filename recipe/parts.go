@@ -220,3 +220,22 @@ func (r *rule) captures(side int) []string {
 	slices.Sort(out)
 	return out
 }
+
+// quantizes reports whether a side of a rule is quantised.
+func (r *rule) quantizes() bool { return r.quant[0] != nil || r.quant[1] != nil }
+
+// wild returns the capture of a rule that stands for any text, or "".
+func (r *rule) wild() string {
+	for _, side := range r.sides {
+		for _, t := range side {
+			for _, n := range t.names {
+				for _, h := range n.holes {
+					if h.wild {
+						return h.capture
+					}
+				}
+			}
+		}
+	}
+	return ""
+}

@@ -99,9 +99,6 @@ func parseQuantization(t map[string]any) (*quantization, error) {
 	return q, nil
 }
 
-// quantizes reports whether a side of a rule is quantised.
-func (r *rule) quantizes() bool { return r.quant[0] != nil || r.quant[1] != nil }
-
 // checkQuantized checks that the other keys of a rule fit quantize.
 func (p *recipeParser) checkQuantized(r *rule) error {
 	for i, q := range r.quant {
@@ -188,10 +185,4 @@ func (b *binder) makeScales(r *rule, target []Tensor) ([]Tensor, error) {
 		out = append(out, s)
 	}
 	return out, nil
-}
-
-// Arithmetic reports whether elements of t are computed, so that they need not have the bits
-// of the elements that they are made of.
-func (t *Tensor) Arithmetic() bool {
-	return t.Add != 0 || t.Quantized != nil || slices.ContainsFunc(t.Parts, func(p Part) bool { return p.Scales != "" })
 }

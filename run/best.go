@@ -55,19 +55,6 @@ func BestOf(all []Checkpoint, by Best) (*Checkpoint, error) {
 	return nil, fmt.Errorf("%w with the metric %s: %s", storage.ErrNotFound, by.By, noMetric(by.By, known))
 }
 
-// hides returns an error if the checkpoint may have a metric in notes that cannot be read.
-func (c *Checkpoint) hides(metric string) error {
-	if _, ok := c.Metrics[metric]; ok {
-		return nil
-	}
-	for _, copied := range []*Copy{c.Local, c.Remote} {
-		if copied.IsComplete() && copied.SaveID == c.SaveID && copied.found != nil && copied.found.notesErr != nil {
-			return copied.found.notesErr
-		}
-	}
-	return nil
-}
-
 func (r Best) keeps(all []Checkpoint, _ time.Time) []int {
 	var out []int
 	for i := range all {

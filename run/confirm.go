@@ -119,22 +119,3 @@ func decodeConfirmed(data []byte) (d confirmedDocument, err error) {
 func (r *Run) confirmation(id string) confirmation {
 	return confirmation{ID: id, Run: withoutSecrets(r.Local.real()), Remote: withoutSecrets(r.Remote.real())}
 }
-
-// absolute returns the address of the place: of a folder, the absolute path.
-func (p *Place) absolute() string {
-	if !p.local {
-		return p.address
-	}
-	if path, err := filepath.Abs(p.address); err == nil {
-		return path
-	}
-	return p.address
-}
-
-// real is absolute without links.
-func (p *Place) real() string {
-	if !p.local {
-		return p.address
-	}
-	return file.RealPath(p.address)
-}

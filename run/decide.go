@@ -117,24 +117,6 @@ func (p *pruning) decide(place *Place, policy Policy) []Pruned {
 	return out
 }
 
-// in returns the checkpoint as it is in one place. ok is false if it is not there.
-func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
-	out, copied := *c, c.at(p)
-	if p.remote {
-		out.Local = nil
-	} else {
-		out.Remote = nil
-	}
-	if copied == nil {
-		return out, false
-	}
-	if copied.SaveID != c.SaveID || !copied.IsComplete() {
-		out.describe(copied.found)
-	}
-	out.Bytes, out.Bases = copied.Bytes, copied.bases() // uploads stand alone
-	return out, true
-}
-
 // decision is a policy, applied to checkpoints, and its reasons to keep them.
 type decision struct {
 	policy Policy

@@ -38,16 +38,6 @@ func (v *Verdict) isOwn() bool {
 // isNewest reports whether the checkpoint is the newest complete one.
 func (v *Verdict) isNewest() bool { return slices.Contains(v.Reasons, ReasonNewest) }
 
-// whole returns the bytes of the checkpoint if it stood alone. The checkpoint is in one place.
-func (c *Checkpoint) whole() int64 {
-	for _, copied := range []*Copy{c.Local, c.Remote} {
-		if copied != nil && copied.found != nil && copied.found.whole > 0 {
-			return copied.found.whole
-		}
-	}
-	return c.Bytes
-}
-
 // hold measures the checkpoints for which sure returns true, as if the checkpoint all[flat] stood
 // alone. flat may be -1.
 func hold(all []Verdict, sure func(*Verdict) bool, flat int) (h holdings) {

@@ -106,12 +106,6 @@ func (r *Run) Adopt(ctx context.Context, id string) (string, error) {
 	return id, setID(ctx, r.Remote.Store, id, nil)
 }
 
-// isEmpty reports whether the place has no folders.
-func (p *Place) isEmpty(ctx context.Context) bool {
-	dirs, err := p.folders(ctx)
-	return err == nil && len(dirs) <= 1 // the first one is the place itself
-}
-
 // setID gives the run in store an id, unless it has one, and the later one of rewound and its own
 // rewind. The error wraps ErrOtherRun if it has another id.
 func setID(ctx context.Context, store blob.Store, id string, rewound *Rewound) error {

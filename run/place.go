@@ -128,3 +128,28 @@ func (p *Place) isLink(name string) bool {
 	fi, err := os.Lstat(p.AddressOf(name))
 	return err == nil && fi.Mode()&fs.ModeSymlink != 0
 }
+
+// absolute returns the address of the place: of a folder, the absolute path.
+func (p *Place) absolute() string {
+	if !p.local {
+		return p.address
+	}
+	if path, err := filepath.Abs(p.address); err == nil {
+		return path
+	}
+	return p.address
+}
+
+// real is absolute without links.
+func (p *Place) real() string {
+	if !p.local {
+		return p.address
+	}
+	return file.RealPath(p.address)
+}
+
+// isEmpty reports whether the place has no folders.
+func (p *Place) isEmpty(ctx context.Context) bool {
+	dirs, err := p.folders(ctx)
+	return err == nil && len(dirs) <= 1 // the first one is the place itself
+}

@@ -434,3 +434,44 @@ func (c *Checkpoint) describe(f *found) {
 		c.Problem = f.notesErr.Error()
 	}
 }
+
+// hides returns an error if the checkpoint may have a metric in notes that cannot be read.
+func (c *Checkpoint) hides(metric string) error {
+	if _, ok := c.Metrics[metric]; ok {
+		return nil
+	}
+	for _, copied := range []*Copy{c.Local, c.Remote} {
+		if copied.IsComplete() && copied.SaveID == c.SaveID && copied.found != nil && copied.found.notesErr != nil {
+			return copied.found.notesErr
+		}
+	}
+	return nil
+}
+
+// in returns the checkpoint as it is in one place. ok is false if it is not there.
+func (c *Checkpoint) in(p *Place) (_ Checkpoint, ok bool) {
+	out, copied := *c, c.at(p)
+	if p.remote {
+		out.Local = nil
+	} else {
+		out.Remote = nil
+	}
+	if copied == nil {
+		return out, false
+	}
+	if copied.SaveID != c.SaveID || !copied.IsComplete() {
+		out.describe(copied.found)
+	}
+	out.Bytes, out.Bases = copied.Bytes, copied.bases() // uploads stand alone
+	return out, true
+}
+
+// whole returns the bytes of the checkpoint if it stood alone. The checkpoint is in one place.
+func (c *Checkpoint) whole() int64 {
+	for _, copied := range []*Copy{c.Local, c.Remote} {
+		if copied != nil && copied.found != nil && copied.found.whole > 0 {
+			return copied.found.whole
+		}
+	}
+	return c.Bytes
+}

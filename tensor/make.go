@@ -299,25 +299,6 @@ func pythonSlice(begin, end, step, n int64) (lo, hi, by int64) {
 	return lo - (lo-hi-1)/by*by, lo + 1, by
 }
 
-// reversed returns a copy of t with dimension d backwards.
-func (t *Tensor) reversed(d int) (*Tensor, error) {
-	if t.placeholder {
-		return t, nil
-	}
-
-	out, err := New(t.dtype, t.shape)
-	if err != nil {
-		return nil, err
-	}
-
-	from, to := tensorRow(t, d), tensorRow(out, d)
-	for i := range t.shape[d] {
-		copyElements(to(t.shape[d]-1-i), from(i))
-	}
-
-	return out, nil
-}
-
 // tensorRow returns a function that returns the part of t with one index in dimension d.
 func tensorRow(t *Tensor, d int) func(i int64) *Tensor {
 	b := Whole(t.shape)

@@ -530,3 +530,22 @@ func (t *Tensor) Materialize() error {
 	*t = *m
 	return nil
 }
+
+// reversed returns a copy of t with dimension d backwards.
+func (t *Tensor) reversed(d int) (*Tensor, error) {
+	if t.placeholder {
+		return t, nil
+	}
+
+	out, err := New(t.dtype, t.shape)
+	if err != nil {
+		return nil, err
+	}
+
+	from, to := tensorRow(t, d), tensorRow(out, d)
+	for i := range t.shape[d] {
+		copyElements(to(t.shape[d]-1-i), from(i))
+	}
+
+	return out, nil
+}

@@ -333,3 +333,17 @@ func (h *handle) entry(ctx context.Context, name string) (*meta.Metadata, *meta.
 	}
 	return nil, nil, &Error{Kind: KindNotFound, Message: "the checkpoint has no name " + quote(name), Hint: "choose one of the list of names"}
 }
+
+// tensor is entry for a name that must be a tensor.
+func (h *handle) tensor(ctx context.Context, name string) (*meta.Metadata, *meta.Entry, error) {
+	md, e, err := h.entry(ctx, name)
+	if err == nil && e.Tensor == nil {
+		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "only tensors have statistics and heat maps")
+	}
+	return md, e, err
+}
+
+// identity returns a text that identifies the content of the checkpoint.
+func (h *handle) identity() string {
+	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
+}

@@ -257,15 +257,6 @@ func (s *Site) heat(ctx context.Context, q *query) (out *inspect.Heat, err error
 // maxCells is the most cells of a heat map in a row or a column.
 const maxCells = 1024
 
-// tensor is entry for a name that must be a tensor.
-func (h *handle) tensor(ctx context.Context, name string) (*meta.Metadata, *meta.Entry, error) {
-	md, e, err := h.entry(ctx, name)
-	if err == nil && e.Tensor == nil {
-		return nil, nil, badRequest(quote(name)+" is an object, not a tensor", "only tensors have statistics and heat maps")
-	}
-	return md, e, err
-}
-
 // cached returns the answer to a question about checkpoints of certain versions, of which it
 // computes at most maxWorking at the same time. rows returns about how large the answer is.
 func cached[T any](ctx context.Context, s *Site, m *meter, key string, rows func(v T) int, compute func() (T, error)) (T, error) {
@@ -291,11 +282,6 @@ func cached[T any](ctx context.Context, s *Site, m *meter, key string, rows func
 
 // keyOf joins the parts of the key of a question.
 func keyOf(parts ...any) string { return fmt.Sprintf("%q", parts) }
-
-// identity returns a text that identifies the content of the checkpoint.
-func (h *handle) identity() string {
-	return keyOf(h.key.id, h.key.recipe, h.opened.v.Info().SaveID, h.versionNow())
-}
 
 // stats answers /api/stats.
 func (s *Site) stats(ctx context.Context, q *query, m *meter) (out *inspect.TensorStats, err error) {

@@ -10,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -201,6 +203,62 @@ func (e *exam) run(ctx context.Context, c check) bool {
 		e.opts.Done(r)
 	}
 	return r.Result != Failed
+}
+
+// dir makes a folder for files of a check and calls fn with it.
+func (e *exam) dir(fn func(dir string) (string, error)) (string, error) {
+	dir, err := os.MkdirTemp(e.opts.Folder, "cairn-doctor-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	return fn(dir)
+}
+
+// rate measures a number of streams, each of which writes and then reads an object again
+// and again.
+func (e *exam) rate(ctx context.Context, streams int, data []byte) (Rate, error) {
+	name := func(i int) string { return fmt.Sprint("rate-", i) }
+	write, err := e.measure(ctx, streams, func(ctx context.Context, i int) error {
+		_, err := blob.WriteAll(ctx, e.s, name(i), data, &blob.CreateOptions{Piece: partBytes})
+		return err
+	})
+	if err != nil {
+		return Rate{}, err
+	}
+	read, err := e.measure(ctx, streams, func(ctx context.Context, i int) error {
+		r, err := blob.OpenKnown(ctx, e.s, blob.Info{Name: name(i), Size: partBytes})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		_, err = blob.ReadLarge(ctx, r, blob.AlignedBytes(int(partBytes+2*blob.Align)), 0, partBytes)
+		return err
+	})
+	return Rate{Streams: streams, Write: write, Read: read}, err
+}
+
+// measure calls fn in a number of goroutines until the time is over, and returns the
+// bytes per second if each call moves partBytes.
+func (e *exam) measure(ctx context.Context, streams int, fn func(ctx context.Context, i int) error) (float64, error) {
+	begin := time.Now()
+	var calls atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, streams)
+	for i := range streams {
+		wg.Go(func() {
+			for errs[i] == nil {
+				if errs[i] = fn(ctx, i); errs[i] == nil {
+					calls.Add(1)
+				}
+				if time.Since(begin) >= e.opts.Time {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return float64(calls.Load()*partBytes) / time.Since(begin).Seconds(), errors.Join(errs...)
 }
 
 // cleanTime bounds the removal of the objects that the checks have made.

@@ -22,16 +22,6 @@ var folder = []check{
 	{"direct I/O", "Saves and loads go through the page cache, which is slower and pushes out other data.", direct},
 }
 
-// dir makes a folder for files of a check and calls fn with it.
-func (e *exam) dir(fn func(dir string) (string, error)) (string, error) {
-	dir, err := os.MkdirTemp(e.opts.Folder, "cairn-doctor-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(dir)
-	return fn(dir)
-}
-
 // shared are file systems of several hosts, with advice for each.
 var shared = map[string]string{
 	"nfs":    "NFS: attributes are cached for some seconds, so another host may see a checkpoint late; locks work across hosts only with NFSv4, or with lockd; do not mount it with nolock or async",

@@ -165,13 +165,6 @@ func (s *suite) goneCall(e *env, call rankFunc, victim int, during bool) {
 	e.wantGone(e.start(e.context(), e.gs, others, call).wait(), victim, victim)
 }
 
-// wantGone checks that all but rank skip got the same error, which says that
-// rank is gone.
-func (e *env) wantGone(errs []error, skip, rank int) {
-	e.Helper()
-	e.blames(slices.Delete(slices.Clone(errs), skip, skip+1), []int{rank}, group.ErrGone)
-}
-
 // goneSubs lets the last rank leave: a group that it was in fails, one that it
 // was not in goes on.
 func (s *suite) goneSubs(e *env) {

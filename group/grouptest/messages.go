@@ -275,21 +275,6 @@ func (s *suite) messageEnds(e *env) {
 	}
 }
 
-// peerError checks that err is of op, names rank and wraps targets.
-func (e *env) peerError(err error, op group.Op, rank int, targets ...error) {
-	e.Helper()
-	ge, ok := errors.AsType[*group.Error](err)
-	if !ok || ge.Op != op || !slices.Equal(ge.Ranks, []int{rank}) {
-		e.Errorf("error = %v; want one of %s that names rank %d", err, op, rank)
-	}
-
-	for _, target := range targets {
-		if !errors.Is(err, target) {
-			e.Errorf("error = %v; want it to wrap %q", err, target)
-		}
-	}
-}
-
 func (s *suite) noPeers(e *env) {
 	m := messenger(e.gs[0])
 	for _, peer := range []int{-1, s.n} {
@@ -494,28 +479,6 @@ func (s *suite) intoEnds(e *env) {
 	if err := <-sent; err != nil {
 		e.Error(err)
 	}
-}
-
-// recvBriefly is a call of RecvInto with a context that ends once other calls had a number of
-// turns.
-func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) error {
-	ctx, cancel := context.WithCancel(e.context())
-	defer cancel()
-
-	errs := make(chan error, 1)
-	go func() { errs <- m.RecvInto(ctx, from, 8, b) }()
-
-	for range turns {
-		select {
-		case err := <-errs:
-			return err
-		default:
-			runtime.Gosched()
-		}
-	}
-
-	cancel()
-	return <-errs
 }
 
 // sendEnds ends calls that send while RecvInto waits for their message: a message comes whole

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -298,4 +299,48 @@ func (e *env) endAtEachCall(step stepFunc, victim int) {
 			e.Fatalf("context ended at call %d: error %q blames %v; want %d", calls, errs[0], failed, victim)
 		}
 	}
+}
+
+// wantGone checks that all but rank skip got the same error, which says that
+// rank is gone.
+func (e *env) wantGone(errs []error, skip, rank int) {
+	e.Helper()
+	e.blames(slices.Delete(slices.Clone(errs), skip, skip+1), []int{rank}, group.ErrGone)
+}
+
+// peerError checks that err is of op, names rank and wraps targets.
+func (e *env) peerError(err error, op group.Op, rank int, targets ...error) {
+	e.Helper()
+	ge, ok := errors.AsType[*group.Error](err)
+	if !ok || ge.Op != op || !slices.Equal(ge.Ranks, []int{rank}) {
+		e.Errorf("error = %v; want one of %s that names rank %d", err, op, rank)
+	}
+
+	for _, target := range targets {
+		if !errors.Is(err, target) {
+			e.Errorf("error = %v; want it to wrap %q", err, target)
+		}
+	}
+}
+
+// recvBriefly is a call of RecvInto with a context that ends once other calls had a number of
+// turns.
+func (e *env) recvBriefly(m group.Messenger, from int, b []byte, turns int) error {
+	ctx, cancel := context.WithCancel(e.context())
+	defer cancel()
+
+	errs := make(chan error, 1)
+	go func() { errs <- m.RecvInto(ctx, from, 8, b) }()
+
+	for range turns {
+		select {
+		case err := <-errs:
+			return err
+		default:
+			runtime.Gosched()
+		}
+	}
+
+	cancel()
+	return <-errs
 }

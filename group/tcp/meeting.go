@@ -10,6 +10,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tree"
+	"github.com/cairn-ckpt/cairn/internal/wire"
 )
 
 // opJoin is the Op of errors about ranks that have not registered.
@@ -518,4 +519,34 @@ func (h *host) part(f *conn, hi hello) error {
 
 func (h *host) announcer() announcer {
 	return announcer{h, h.meeting.session, h.cfg.Arity, h.cfg.Timeout}
+}
+
+// answer handles a roll call: it passes the call on and reports which ranks did not
+// answer.
+func (h *host) answer(f *conn, hi hello) error {
+	r, slots, err := readCall(f, h.size)
+	if err != nil {
+		return err
+	}
+	if slots[0].rank != h.rank {
+		return fmt.Errorf("call for rank %d: %w", slots[0].rank, wire.ErrMalformed)
+	}
+
+	t := h.wait.state().agreed
+	c := announcer{h, hi.session, t.arity, t.timeout}
+	if err := f.Conn.SetDeadline(time.Now().Add(c.patience(len(slots)))); err != nil {
+		return err
+	}
+
+	h.wait.hear(hi.session, r, slots[0].above)
+	return f.WriteFrame(encodeAbsent(c.spread(h.during(r), r, slots[1:])))
+}
+
+// during returns the context of a call. The notice that the meeting has ended is passed
+// on even if this rank closes at once because of it.
+func (h *host) during(r roll) context.Context {
+	if r.notice == noticeWait {
+		return h.ctx
+	}
+	return context.WithoutCancel(h.ctx)
 }

@@ -577,3 +577,15 @@ func (c *call) wait(ctx context.Context) {
 		}
 	}
 }
+
+// abandon is for a call that may have made a group elsewhere, when this rank does
+// not learn of it any more: the others must not wait for this rank there.
+func (c *call) abandon() {
+	if c.op != group.OpSub || !c.came[len(c.came)-1] {
+		return
+	}
+	c.makeSub()
+	if c.sub != nil {
+		c.sub.leave(group.NewRemoteError(c.err.Err))
+	}
+}

@@ -293,18 +293,6 @@ func (t *team) end(rank int, cause *group.RemoteError) {
 	}
 }
 
-// abandon is for a call that may have made a group elsewhere, when this rank does
-// not learn of it any more: the others must not wait for this rank there.
-func (c *call) abandon() {
-	if c.op != group.OpSub || !c.came[len(c.came)-1] {
-		return
-	}
-	c.makeSub()
-	if c.sub != nil {
-		c.sub.leave(group.NewRemoteError(c.err.Err))
-	}
-}
-
 // lossOf returns the error of a call of a group that is over.
 func (t *team) lossOf(op group.Op) *group.Error {
 	return &group.Error{Op: op, Ranks: t.lost.Ranks, Err: t.lost.Err}

@@ -46,21 +46,6 @@ func (init Init) constant(v float32, shape []int64) (*tensor.Tensor, error) {
 	return tensor.Full(t.DType(), shape, v)
 }
 
-// add adds a parameter with a gradient, or fails the module.
-func (m *Module) add(name string, t *tensor.Tensor, err error) {
-	if err != nil {
-		m.fail(err)
-		return
-	}
-
-	p, err := NewParam(t, true)
-	if err != nil {
-		m.fail(err)
-		return
-	}
-	m.AddParam(name, p)
-}
-
 func sizes(n ...int) []int64 {
 	out := make([]int64, len(n))
 	for i, v := range n {

@@ -414,6 +414,21 @@ func (m *Module) Wrap(with func(autograd.Func) autograd.Func) {
 	m.forward = with(m.forward)
 }
 
+// add adds a parameter with a gradient, or fails the module.
+func (m *Module) add(name string, t *tensor.Tensor, err error) {
+	if err != nil {
+		m.fail(err)
+		return
+	}
+
+	p, err := NewParam(t, true)
+	if err != nil {
+		m.fail(err)
+		return
+	}
+	m.AddParam(name, p)
+}
+
 // Checkpointed makes a function run again in the backward pass instead of keeping the tensors
 // that its operators need; see [autograd.Graph.Checkpoint].
 func Checkpointed(policy autograd.Policy) func(autograd.Func) autograd.Func {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/platform"
@@ -32,40 +31,6 @@ func testBarrier(e *env) {
 		}
 		err := wraps("barrier that rank 0 has cancelled", r.Barrier(ended, r.world), context.Canceled)
 		return errors.Join(err, r.Barrier(r, r.world))
-	})
-}
-
-// heldBack checks that no rank passes a barrier before the late rank comes, and that
-// the barrier needs no other rank.
-func (e *env) heldBack(ranks []int, late int) {
-	e.Helper()
-	var came, passed atomic.Int32
-	all := make(chan struct{}) // closed when all but the late rank have come
-	e.must(func(r rank) error {
-		g, err := r.New(r, ranks)
-		if err != nil || g == nil {
-			return err
-		}
-
-		if r.me == late && len(ranks) > 1 {
-			select {
-			case <-all:
-			case <-r.Done():
-				return fmt.Errorf("not all ranks came: %w", r.Err())
-			}
-			e.idle()
-			n := passed.Load()
-			err = check(n == 0, "%d of %d ranks passed the barrier of %v before rank %d came", n, len(ranks), ranks, late)
-		}
-
-		if came.Add(1) == int32(len(ranks))-1 {
-			close(all)
-		}
-
-		err = errors.Join(err, r.Barrier(r, g))
-		passed.Add(1)
-		n := came.Load()
-		return errors.Join(err, check(int(n) == len(ranks), "passed the barrier of %v when %d had come", ranks, n))
 	})
 }
 

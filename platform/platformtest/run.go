@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -176,6 +177,66 @@ func (e *env) fails(what string, target error, fn func(r rank) error) {
 			e.Fatalf("%s: rank %d got %v, rank 0 %v; want one error that wraps %q", what, r, err, errs[0], target)
 		}
 	}
+}
+
+// heldBack checks that no rank passes a barrier before the late rank comes, and that
+// the barrier needs no other rank.
+func (e *env) heldBack(ranks []int, late int) {
+	e.Helper()
+	var came, passed atomic.Int32
+	all := make(chan struct{}) // closed when all but the late rank have come
+	e.must(func(r rank) error {
+		g, err := r.New(r, ranks)
+		if err != nil || g == nil {
+			return err
+		}
+
+		if r.me == late && len(ranks) > 1 {
+			select {
+			case <-all:
+			case <-r.Done():
+				return fmt.Errorf("not all ranks came: %w", r.Err())
+			}
+			e.idle()
+			n := passed.Load()
+			err = check(n == 0, "%d of %d ranks passed the barrier of %v before rank %d came", n, len(ranks), ranks, late)
+		}
+
+		if came.Add(1) == int32(len(ranks))-1 {
+			close(all)
+		}
+
+		err = errors.Join(err, r.Barrier(r, g))
+		passed.Add(1)
+		n := came.Load()
+		return errors.Join(err, check(int(n) == len(ranks), "passed the barrier of %v when %d had come", ranks, n))
+	})
+}
+
+// streams runs fn on every rank of a platform that has streams, with n of them, and ends
+// the test if one returns an error.
+func (e *env) streams(n int, fn func(r rank, s []platform.Stream) error) {
+	e.Helper()
+	if _, ok := capability[platform.Streams](e); !ok {
+		return
+	}
+
+	e.must(func(r rank) error {
+		p, err := platform.As[platform.Streams](r.Platform)
+		if err != nil {
+			return err
+		}
+
+		s := make([]platform.Stream, n)
+		for i := range s {
+			if s[i], err = p.NewStream(r); err != nil {
+				return err
+			}
+			defer s[i].Close()
+		}
+
+		return fn(r, s)
+	})
 }
 
 // check returns an error of that text unless ok.

@@ -14,32 +14,6 @@ import (
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// streams runs fn on every rank of a platform that has streams, with n of them, and ends
-// the test if one returns an error.
-func (e *env) streams(n int, fn func(r rank, s []platform.Stream) error) {
-	e.Helper()
-	if _, ok := capability[platform.Streams](e); !ok {
-		return
-	}
-
-	e.must(func(r rank) error {
-		p, err := platform.As[platform.Streams](r.Platform)
-		if err != nil {
-			return err
-		}
-
-		s := make([]platform.Stream, n)
-		for i := range s {
-			if s[i], err = p.NewStream(r); err != nil {
-				return err
-			}
-			defer s[i].Close()
-		}
-
-		return fn(r, s)
-	})
-}
-
 // signal is a moment that goroutines meet at.
 type signal chan struct{}
 

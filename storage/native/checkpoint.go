@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -359,6 +360,54 @@ func (c *checkpoint) checkFiles(ctx context.Context) ([]blob.Info, error) {
 		}
 	}
 	return infos, nil
+}
+
+// origins returns the end of a text about damaged chunks of a data file that is stored as a
+// delta file: which of the files that hold bytes of them are damaged, or all of the files if
+// that cannot be found out. It is empty if the file is stored as it is.
+func (c *checkpoint) origins(ctx context.Context, file string, bad []reading.ChunkID) string {
+	if c.whole == nil || c.whole.coded[file].Stored == "" {
+		return ""
+	}
+
+	stored := c.whole.coded[file].Stored
+	r, err := delta.Open(ctx, c.raw, stored, nil)
+	if err != nil {
+		return ""
+	}
+	defer r.Close()
+
+	var names []string
+	for _, id := range bad {
+		names = append(names, r.Origins(id.Loc().Offset, id.Loc().Length)...)
+	}
+
+	if len(bad) == 0 {
+		names = r.Origins(0, r.Size())
+	}
+
+	slices.Sort(names)
+	names = slices.Compact(names)
+	var wrong []string
+	if _, own, err := blob.Parent(c.raw); err == nil && damaged(ctx, c.raw, stored) {
+		wrong = append(wrong, own+"/"+stored)
+	}
+
+	for _, name := range names {
+		folder, base, _ := strings.Cut(name, "/")
+		if at, err := blob.Beside(c.raw, folder); err == nil && damaged(ctx, at, base) {
+			wrong = append(wrong, name)
+		}
+	}
+
+	switch {
+	case len(wrong) > 0:
+		return "; the damaged bytes are in " + strings.Join(wrong, ", ")
+	case len(names) > 0:
+		return "; its bytes are also in " + strings.Join(names, ", ")
+	}
+
+	return ""
 }
 
 // gone returns an error that wraps storage.ErrCorrupt if err means that a file does not

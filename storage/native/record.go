@@ -471,6 +471,38 @@ func (r *record) checkText() error {
 	return nil
 }
 
+// addCoded adds the files that are stored as delta files, and the folders to which these
+// refer, the newest first. Delta files that store no data file have the hashes of one.
+func (r *record) addCoded(coded []storage.Coded) {
+	stored := map[string]bool{}
+	bases := map[string][]storage.Reference{}
+	for _, c := range coded {
+		stored[c.Stored] = true
+		for _, f := range c.Refers {
+			if !slices.Contains(bases[f.Folder], f) {
+				bases[f.Folder] = append(bases[f.Folder], f)
+			}
+		}
+		c.Refers, c.Referring = nil, 0
+		r.Coded = append(r.Coded, c)
+	}
+	for folder, files := range bases {
+		slices.SortFunc(files, func(a, b storage.Reference) int { return strings.Compare(a.Name, b.Name) })
+		r.Bases = append(r.Bases, baseFolder{folder, files})
+	}
+	newest := func(b *baseFolder) string { return b.Files[len(b.Files)-1].Name } // names begin with the time of the save
+	slices.SortFunc(r.Bases, func(a, b baseFolder) int {
+		return cmp.Or(strings.Compare(newest(&b), newest(&a)), strings.Compare(a.Folder, b.Folder))
+	})
+	r.Files = slices.DeleteFunc(r.Files, func(f storage.File) bool {
+		hashes := strings.HasSuffix(f.Name, deltaSuffix) && !stored[f.Name]
+		if hashes {
+			r.Hashes = append(r.Hashes, f)
+		}
+		return hashes
+	})
+}
+
 // hexCRC returns a checksum as the record spells it. parseCRC is its inverse.
 func hexCRC(v uint32) string { return fmt.Sprintf("%08x", v) }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -398,4 +399,69 @@ func (c *Checkpoint) layout(id ChunkID, at Place) (*layout, error) {
 		return fail(fmt.Errorf("%w: a chunk of %v repeats the few elements at %d of %s", storage.ErrCorrupt, sizes, at.Region.Offset, at.Region.File))
 	}
 	return l, nil
+}
+
+// Verify reads every byte of the checkpoint. It checks that the chunks cover their tensors
+// exactly and lie inside their files, that values can be decoded, that Source.Check succeeds,
+// which compares checksums, and that tensors equal their second copies, for which it reads
+// them again. progress, if not nil, receives the number of bytes that were read since the
+// last call. It is not called concurrently.
+func (c *Checkpoint) Verify(ctx context.Context, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	rep, err := c.VerifyPart(ctx, func(string) bool { return true }, true, progress)
+	if err == nil {
+		err = storage.VerifyCopies(ctx, c, rep)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rep, nil
+}
+
+// VerifyPart implements storage.PartVerifier.
+func (c *Checkpoint) VerifyPart(ctx context.Context, mine func(file string) bool, rest bool, progress func(bytes int64)) (*storage.VerifyReport, error) {
+	v := &verifier{
+		c: c, progress: progress, rest: rest, held: map[string][]ChunkID{}, known: map[*meta.Location]bool{},
+		gone: map[string]storage.VerifyProblem{}, damaged: map[string]*storage.VerifyProblem{},
+	}
+	v.mine = func(file string) bool {
+		if _, known := c.files[file]; !known {
+			return rest
+		}
+		return mine(file)
+	}
+
+	v.rep.Problems = []storage.VerifyProblem{}
+	if rest {
+		v.rep.Problems = append(v.rep.Problems, c.src.Problems...)
+	}
+
+	md, err := c.Metadata(ctx)
+	switch {
+	case errors.Is(err, storage.ErrCorrupt):
+		if rest {
+			v.problem(v.describing(), "", err.Error())
+		}
+	case err != nil:
+		return nil, err
+	default:
+		v.md = md
+		for id := range Chunks(md.Entries) {
+			v.held[id.Loc().File] = append(v.held[id.Loc().File], id)
+		}
+	}
+
+	files := slices.DeleteFunc(slices.Clone(c.src.Files), func(f storage.File) bool { return !v.mine(f.Name) })
+	err = work.Each(ctx, len(files), atOnce(), func(ctx context.Context, i int) error { return v.file(ctx, files[i]) })
+	if err == nil && v.md != nil {
+		err = v.entries(ctx)
+	}
+	if err != nil {
+		return nil, c.explain(ctx, err)
+	}
+
+	rep := v.report()
+	if len(rep.Problems) > 0 && c.changed(ctx) {
+		return nil, fmt.Errorf("%w: %s", storage.ErrChanged, c.store)
+	}
+	return rep, nil
 }

@@ -388,28 +388,6 @@ func readIndex(ctx context.Context, store blob.Store, name string) (*index, int6
 	return idx, int64(len(b)), nil
 }
 
-// missing returns the names of the index that are not in the files that it says.
-func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
-	in := make(map[string]string, len(b.entries))
-	for i := range b.entries {
-		in[b.entries[i].FQN] = fileOf(&b.entries[i])
-	}
-
-	var out []meta.Missing
-	for w, f := range idx.WeightMap {
-		if in[w] == f {
-			continue
-		}
-		err := lost[f]
-		if err == nil {
-			err = reading.Damaged(f, "%s has %q in it, and it is not there", name, w)
-		}
-		out = append(out, meta.Missing{FQN: w, File: f, Err: err})
-	}
-
-	return out
-}
-
 // fileOf returns the file that an entry was found in.
 func fileOf(e *meta.Entry) string {
 	if e.Tensor != nil {

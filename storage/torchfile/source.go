@@ -386,6 +386,28 @@ func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 	return f.Unsummed, err
 }
 
+// missing returns the names of the index that are not in the files that it says.
+func (b *Builder) missing(name string, idx *index, lost reading.LostFiles) []meta.Missing {
+	in := make(map[string]string, len(b.entries))
+	for i := range b.entries {
+		in[b.entries[i].FQN] = fileOf(&b.entries[i])
+	}
+
+	var out []meta.Missing
+	for w, f := range idx.WeightMap {
+		if in[w] == f {
+			continue
+		}
+		err := lost[f]
+		if err == nil {
+			err = reading.Damaged(f, "%s has %q in it, and it is not there", name, w)
+		}
+		out = append(out, meta.Missing{FQN: w, File: f, Err: err})
+	}
+
+	return out
+}
+
 // The names of a root that is not a dict.
 const (
 	rootTensor = "tensor"

@@ -37,7 +37,7 @@ func newFlattenCmd() *cobra.Command {
 		all := []*flattened{}
 		var failed error
 		for _, arg := range args {
-			r, err := f.flatten(cmd, arg)
+			r, err := flatten(cmd, &f, arg)
 			if err != nil {
 				failed = err
 				break
@@ -71,7 +71,7 @@ func newFlattenCmd() *cobra.Command {
 // errNotFlattened reports a checkpoint of a format in which checkpoints always refer to others.
 var errNotFlattened = errors.New("its format has no form that stands alone")
 
-func (f *copyFlags) flatten(cmd *cobra.Command, arg string) (*flattened, error) {
+func flatten(cmd *cobra.Command, f *copyFlags, arg string) (*flattened, error) {
 	ctx, o := cmd.Context(), outputOf(cmd)
 	opts, err := f.options(cmd)
 	if err != nil {
