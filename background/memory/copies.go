@@ -66,7 +66,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		return nil, err
 	}
 	rep := &Report{SaveID: s.SaveID, Alone: len(j.Hosts) == 1}
-	mine, count, bytes := j.assign(g.Rank(), all, DefaultCopies)
+	mine, count, bytes := j.assign(g.Rank(), all)
 	rep.Files, rep.Bytes = count, bytes
 	err = group.Each(ctx, group.StopEarly(g), "copy", func(ctx context.Context) (err error) {
 		if j.receives(g.Rank()) {
@@ -74,7 +74,9 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 				return err
 			}
 		}
-		rep.RankBytes, err = j.fetch(ctx, folder, mine)
+		if rep.RankBytes, err = j.fetch(ctx, folder, mine); blob.IsFull(err) {
+			err = errors.Join(err, j.discard(ctx, folder, mine))
+		}
 		return err
 	})
 	if err != nil {
@@ -166,6 +168,25 @@ func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file)
 	return bytes, nil
 }
 
+// discard removes the copies that this rank has fetched, because there is no room for all of them: later
+// saves need the room.
+func (j *Job) discard(ctx context.Context, folder string, files map[string][]file) error {
+	store, err := j.Root.OpenLocal(j.Run)
+	if err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx) // other ranks fail too
+	var errs []error
+	for _, some := range files {
+		for _, f := range some {
+			if err := store.Remove(ctx, folder+"/"+f.Name); err != nil && !errors.Is(err, blob.ErrRemoved) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // offer describes the files of this rank.
 func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Saved) (offer, error) {
 	o := offer{Host: j.Host}
@@ -192,9 +213,9 @@ const maxLast = 1 << 30
 
 // assign returns the data files that this rank fetches, by the host that has them, and how many files and
 // bytes all ranks fetch. The ranks of a host divide its files.
-func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file, count int, bytes int64) {
+func (j *Job) assign(rank int, all []offer) (mine map[string][]file, count int, bytes int64) {
 	mine = map[string][]file{}
-	partners := Partners(j.Hosts, copies)
+	partners := Partners(j.Hosts, j.copies)
 	turn := map[string]int{}
 	for _, o := range all {
 		for _, f := range o.Data {

@@ -41,6 +41,7 @@ type Job struct {
 	ranks   map[string][]int
 	address string // at which this process serves the files
 	stall   time.Duration
+	copies  int // of each file
 
 	confirmed bool // a checkpoint of this job has its copies
 
@@ -79,7 +80,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	if opts != nil {
 		o = *opts
 	}
-	j := &Job{Run: run, Root: root, stall: o.Stall, ranks: map[string][]int{}}
+	j := &Job{Run: run, Root: root, stall: o.Stall, copies: DefaultCopies, ranks: map[string][]int{}}
 	var listener net.Listener
 	defer func() {
 		if listener != nil {

@@ -1,8 +1,11 @@
 package saver
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,7 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/protocol"
+	runs "github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // memories are the runs in memory that this saver holds a part of.
@@ -134,19 +139,99 @@ func (m *memories) close() {
 
 // Copies says how a checkpoint in memory gets to other hosts.
 type Copies struct {
-	*memory.Job
+	*memory.Job // nil: this rank does not hold the run, see broken
 	// Group is the group of the copies. It has the ranks of the save.
 	Group  group.Group
 	Folder string
 	// Copied receives the outcome after Over has returned.
 	Copied func(*memory.Report, error)
+
+	broken error
+}
+
+// prepare looks at the memory of all hosts before a save. The save fails before it writes if a host has
+// no room for it.
+func (run *running) prepare(ctx context.Context) error {
+	c := run.Copies
+	room, err := memory.Measure(ctx, run.Job.Group, c.Job, c.broken)
+	if err != nil {
+		return err
+	}
+	run.Job.Fits = func(ctx context.Context, written []int64) error {
+		err := room.Check(written)
+		if !errors.Is(err, memory.ErrFull) {
+			return err
+		}
+		removed, removeErr := c.giveUp(ctx)
+		if len(removed) == 0 {
+			return errors.Join(err, removeErr)
+		}
+		run.Job.Recorder.Warn(fmt.Errorf("%w: %s is removed, of which other hosts have no copies", err, strings.Join(removed, ", ")))
+		return nil
+	}
+	return nil
+}
+
+// giveUp removes all checkpoints of the run but the newest one that other hosts have copies of or, if there is
+// none, the newest one. It returns the names of the removed ones. They are there because their copies have
+// failed: otherwise the policy of the run has removed them.
+func (c *Copies) giveUp(ctx context.Context) (removed []string, err error) {
+	r, err := runs.Open(ctx, "memory://"+c.Run, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stays := ""
+	for i := range all { // the oldest first
+		if all[i].Copies() != "" && isCopied(ctx, r.Local.Store, all[i].Name) {
+			stays = all[i].Name
+		}
+	}
+	if stays == "" {
+		found, err := r.Latest(ctx)
+		if err != nil {
+			return nil, err
+		}
+		_, stays = blob.SplitAddress(found.Path)
+	}
+
+	var errs []error
+	for i := range all {
+		if name := all[i].Name; name != stays {
+			if _, err := r.Remove(ctx, []string{name}, &runs.RemoveOptions{Force: true}); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, name)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// isCopied reports whether a checkpoint has its copies: then its record is on several hosts, because it is
+// copied last.
+func isCopied(ctx context.Context, run blob.Store, folder string) bool {
+	in, err := run.Open(ctx, folder+"/"+native.RecordName)
+	if err != nil {
+		return false
+	}
+	defer in.Close()
+	copies, ok := in.(blob.CopyReader)
+	if !ok {
+		return false // there is only one host
+	}
+	places, _ := copies.Copies(ctx) // of the hosts that answer
+	return len(places) > 1
 }
 
 // copy brings copies of a checkpoint in memory to other hosts.
 func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed error) error {
 	c := run.Copies
 	s := memory.Saved{}
-	if failed == nil {
+	if failed = cmp.Or(failed, c.broken); failed == nil {
 		s.SaveID, s.Files = saved.SaveID, saved.Wrote
 		if p, ok := run.Job.Writer.(storage.Publisher); ok && c.Group.Rank() == 0 {
 			s.Last = p.Published()

@@ -176,3 +176,28 @@ func (r Root) Runs() ([]string, error) {
 	}
 	return out, nil
 }
+
+// Bytes returns the bytes of the files of a run on this host.
+func (r Root) Bytes(run string) (n int64, err error) {
+	folder, err := r.Folder(run)
+	if err != nil {
+		return 0, err
+	}
+	err = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		fi, err := d.Info()
+		if err == nil {
+			n += fi.Size()
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return n, err
+}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,11 +75,8 @@ func runMemory(cmd *cobra.Command) error {
 
 // look finds out the hosts and the checkpoints of the run.
 func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
-	folder, err := root.Folder(r.Run)
-	if err == nil {
-		r.Bytes, err = bytesBelow(folder)
-	}
-	if err != nil {
+	var err error
+	if r.Bytes, err = root.Bytes(r.Run); err != nil {
 		return err
 	}
 	m, err := root.ReadMembers(r.Run)
@@ -118,24 +114,6 @@ func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
 		err = nil
 	}
 	return err
-}
-
-// bytesBelow returns the bytes of the files below a folder.
-func bytesBelow(folder string) (n int64, err error) {
-	err = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed meanwhile
-		}
-		if err != nil || d.IsDir() {
-			return err
-		}
-		fi, err := d.Info()
-		if err == nil {
-			n += fi.Size()
-		}
-		return nil
-	})
-	return n, err
 }
 
 func printMemory(o *output, res *memoryResult) {
@@ -200,7 +178,7 @@ func runMemoryRm(cmd *cobra.Command, name string, force bool) error {
 		}
 	}
 	res := removedMemory{Path: "memory://" + name}
-	if res.Bytes, err = bytesBelow(folder); err != nil {
+	if res.Bytes, err = root.Bytes(name); err != nil {
 		return err
 	}
 	if err := root.Remove(name); err != nil {
