@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,11 @@ type Saved struct {
 	// written after the data files of all ranks, the record last.
 	Files []storage.File
 	Last  []string
+	// Copies is how many other hosts keep a copy of each file. The value of rank 0 counts. Zero:
+	// DefaultCopies.
+	Copies int
+	// Rate bounds the bytes per second that each host receives. Zero: no bound.
+	Rate int64
 }
 
 // file is a file that other hosts copy.
@@ -47,9 +53,10 @@ type file struct {
 
 // offer is what a rank has for other hosts.
 type offer struct {
-	Host string `json:"host"`
-	Data []file `json:"data,omitempty"`
-	Last []file `json:"last,omitempty"`
+	Host   string `json:"host"`
+	Copies int    `json:"copies"`
+	Data   []file `json:"data,omitempty"`
+	Last   []file `json:"last,omitempty"`
 }
 
 // Copy brings copies of a checkpoint that the ranks have just saved to other hosts. All ranks of g
@@ -66,15 +73,17 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		return nil, err
 	}
 	rep := &Report{SaveID: s.SaveID, Alone: len(j.Hosts) == 1}
-	mine, count, bytes := j.assign(g.Rank(), all)
+	copies := all[0].Copies
+	mine, count, bytes := j.assign(g.Rank(), all, copies)
 	rep.Files, rep.Bytes = count, bytes
+	rate := j.rate(s.Rate)
 	err = group.Each(ctx, group.StopEarly(g), "copy", func(ctx context.Context) (err error) {
 		if j.receives(g.Rank()) {
 			if err := j.drop(ctx, folder, all[0].Last); err != nil {
 				return err
 			}
 		}
-		if rep.RankBytes, err = j.fetch(ctx, folder, mine); blob.IsFull(err) {
+		if rep.RankBytes, err = j.fetch(ctx, folder, mine, rate); blob.IsFull(err) {
 			err = errors.Join(err, j.discard(ctx, folder, mine))
 		}
 		return err
@@ -88,17 +97,17 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		if !j.receives(g.Rank()) {
 			return nil
 		}
-		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last})
+		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last}, rate)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if !j.confirmed { // on no rank
-		if err := group.Each(ctx, g, "leave out hosts that have left", func(context.Context) error { return j.confirm() }); err != nil {
+	if j.confirmed != copies { // on all ranks
+		if err := group.Each(ctx, g, "leave out hosts that have left", func(context.Context) error { return j.confirm(copies) }); err != nil {
 			return nil, err
 		}
-		j.confirmed = true
+		j.confirmed = copies
 	}
 	rep.Time = time.Since(start)
 	return rep, nil
@@ -146,10 +155,11 @@ func (j *Job) drop(ctx context.Context, folder string, replaced []file) error {
 }
 
 // fetch copies files to this host, each from the host that has saved it. No other host is asked: a
-// host that has left the job may be silent, and in a large job there are many.
-func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file) (bytes int64, err error) {
+// host that has left the job may be silent, and in a large job there are many. rate bounds the bytes per
+// second, unless it is zero.
+func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file, rate int64) (bytes int64, err error) {
 	for _, host := range slices.Sorted(maps.Keys(files)) {
-		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}})
+		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}, Rate: rate})
 		if err != nil {
 			return bytes, err
 		}
@@ -189,7 +199,10 @@ func (j *Job) discard(ctx context.Context, folder string, files map[string][]fil
 
 // offer describes the files of this rank.
 func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Saved) (offer, error) {
-	o := offer{Host: j.Host}
+	o := offer{Host: j.Host, Copies: cmp.Or(s.Copies, DefaultCopies)}
+	if o.Copies < 0 || s.Rate < 0 {
+		return o, fmt.Errorf("%w: %d copies, at %d bytes per second", storage.ErrOptions, s.Copies, s.Rate)
+	}
 	for _, f := range s.Files {
 		if f.Unsummed {
 			return o, fmt.Errorf("%w: %s has no checksum, so a copy could not be compared with it", storage.ErrOptions, f.Name)
@@ -213,9 +226,9 @@ const maxLast = 1 << 30
 
 // assign returns the data files that this rank fetches, by the host that has them, and how many files and
 // bytes all ranks fetch. The ranks of a host divide its files.
-func (j *Job) assign(rank int, all []offer) (mine map[string][]file, count int, bytes int64) {
+func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file, count int, bytes int64) {
 	mine = map[string][]file{}
-	partners := Partners(j.Hosts, j.copies)
+	partners := Partners(j.Hosts, copies)
 	turn := map[string]int{}
 	for _, o := range all {
 		for _, f := range o.Data {
@@ -230,6 +243,14 @@ func (j *Job) assign(rank int, all []offer) (mine map[string][]file, count int, 
 		}
 	}
 	return mine, count, bytes
+}
+
+// rate returns the bytes per second that this rank may receive, if its host may receive n.
+func (j *Job) rate(n int64) int64 {
+	if n == 0 {
+		return 0
+	}
+	return max(1, n/int64(len(j.ranks[j.Host])))
 }
 
 // DefaultCopies is how many other hosts have a copy of each file.

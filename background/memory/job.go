@@ -41,9 +41,8 @@ type Job struct {
 	ranks   map[string][]int
 	address string // at which this process serves the files
 	stall   time.Duration
-	copies  int // of each file
 
-	confirmed bool // a checkpoint of this job has its copies
+	confirmed int // how many copies each file of the newest checkpoint with copies has; 0: this job has made none
 
 	stop func()
 }
@@ -80,7 +79,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	if opts != nil {
 		o = *opts
 	}
-	j := &Job{Run: run, Root: root, stall: o.Stall, copies: DefaultCopies, ranks: map[string][]int{}}
+	j := &Job{Run: run, Root: root, stall: o.Stall, ranks: map[string][]int{}}
 	var listener net.Listener
 	defer func() {
 		if listener != nil {
@@ -137,13 +136,14 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 }
 
 // confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
-// copies, so their files are not needed any more.
-func (j *Job) confirm() error {
+// copies, so their files are not needed any more. It also notes the number of copies.
+func (j *Job) confirm(copies int) error {
 	m, err := j.Root.ReadMembers(j.Run)
 	if err != nil {
 		return err
 	}
 	m.Hosts = slices.DeleteFunc(m.Hosts, func(h ram.Host) bool { return h.Left })
+	m.Copies = copies
 	return j.Root.WriteMembers(j.Run, m)
 }
 

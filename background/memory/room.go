@@ -112,14 +112,14 @@ func (j *Job) space() (*space, error) {
 }
 
 // Check returns an error that wraps ErrRoom, and names the sizes, if a host has too little memory. written has for
-// each rank how many bytes of the state it writes.
+// each rank how many bytes of the state it writes. copies is as in Saved.
 //
 // A host needs room for two checkpoints, one of which replaces the other: the files of its ranks and its copies
 // of files of other hosts. The error wraps ErrFull if that is there, but not for one checkpoint more than the
 // host has now.
-func (r *Room) Check(written []int64) error {
+func (r *Room) Check(written []int64, copies int) error {
 	var full error
-	own, foreign := r.job.needs(written)
+	own, foreign := r.job.needs(written, cmp.Or(copies, DefaultCopies))
 	for i := range r.spaces {
 		s := &r.spaces[i]
 		err := s.check(own[s.Host], foreign[s.Host])
@@ -139,7 +139,7 @@ const (
 )
 
 // needs returns for each host how many bytes its ranks write, and how many bytes of copies it receives.
-func (j *Job) needs(written []int64) (own, foreign map[string]int64) {
+func (j *Job) needs(written []int64, copies int) (own, foreign map[string]int64) {
 	own, foreign = map[string]int64{}, map[string]int64{}
 	for host, ranks := range j.ranks {
 		for _, rank := range ranks {
@@ -148,7 +148,7 @@ func (j *Job) needs(written []int64) (own, foreign map[string]int64) {
 			}
 		}
 	}
-	for host, partners := range Partners(j.Hosts, j.copies) {
+	for host, partners := range Partners(j.Hosts, copies) {
 		for _, p := range partners {
 			foreign[p] += own[host]
 		}

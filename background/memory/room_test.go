@@ -117,7 +117,7 @@ func TestMeasure(t *testing.T) {
 			return fmt.Errorf("the second host is %+v", s)
 		}
 		const each = 1 << 20
-		own, foreign := j.needs([]int64{each, each, each, each})
+		own, foreign := j.needs([]int64{each, each, each, each}, 1)
 		one := int64(each + each/stateOverhead + rankOverhead)
 		if own[r.spaces[0].Host] != one || own[r.spaces[1].Host] != 2*one {
 			return fmt.Errorf("own bytes are %v; want %d and %d", own, one, 2*one)
@@ -125,10 +125,10 @@ func TestMeasure(t *testing.T) {
 		if n := foreign[r.spaces[0].Host] + foreign[r.spaces[1].Host] + foreign[r.spaces[2].Host]; n != 4*one {
 			return fmt.Errorf("the copies have %d bytes; want %d", n, 4*one)
 		}
-		if err := r.Check([]int64{each, each, each, each}); err != nil {
+		if err := r.Check([]int64{each, each, each, each}, 0); err != nil {
 			return err
 		}
-		if err := r.Check([]int64{1 << 60, 0, 0, 0}); !errors.Is(err, ErrRoom) {
+		if err := r.Check([]int64{1 << 60, 0, 0, 0}, 2); !errors.Is(err, ErrRoom) {
 			return fmt.Errorf("with 2^60 bytes, Check = %v; want ErrRoom", err)
 		}
 		return nil

@@ -161,7 +161,7 @@ var messages = map[string]any{
 	"copied-fail": copiedBody{Generation: 11, Error: &errorBody{"fetch step-000000010/e-r00001-0.safetensors: the copy is damaged", []string{"storage.corrupt"}}},
 	"save-memory": saveBody{
 		Generation:  11,
-		SaveRequest: SaveRequest{Store: "memory://llama/step-000000010", Format: "native", SaveID: "e", Time: "2026-11-19T00:00:00Z", Step: new(int64(10)), Run: &InRun{Keep: "last 1"}},
+		SaveRequest: SaveRequest{Store: "memory://llama/step-000000010", Copies: 2, CopyRate: 500_000_000, Format: "native", SaveID: "e", Time: "2026-11-19T00:00:00Z", Step: new(int64(10)), Run: &InRun{Keep: "last 1"}},
 		Items:       []itemBody{},
 	},
 	"progress-phases": progressBody{subject: subject{Generation: 7}, Moved: 144, Phases: []meta.Phase{

@@ -74,7 +74,10 @@ func hosted(load uint64, j *memory.Job) *hostedBody {
 // copies returns what copies a save to memory to other hosts, or nil if the save is to another store.
 func (m *memories) copies(v *SaveRequest, copied func(*memory.Report, error)) (*Copies, error) {
 	if blob.Scheme(v.Store) != "memory" {
-		return nil, nil
+		return nil, storage.RefuseIf(v.Copies != 0 || v.CopyRate != 0, "copies and copy_rate have no effect: %s is not in memory", blob.Redact(v.Store))
+	}
+	if v.Copies < 0 || v.CopyRate < 0 {
+		return nil, storage.RefuseIf(true, "%d copies, at %d bytes per second: want no negative numbers", v.Copies, v.CopyRate)
 	}
 	run, folder, err := ram.Split(v.Store)
 	if err != nil {
@@ -90,7 +93,7 @@ func (m *memories) copies(v *SaveRequest, copied func(*memory.Report, error)) (*
 		return nil, err
 	}
 	_, g, _ := m.peers.forMemory()
-	return &Copies{Job: j, Group: g, Folder: folder, Copied: copied}, nil
+	return &Copies{Job: j, Group: g, Folder: folder, Copies: v.Copies, Rate: v.CopyRate, Copied: copied}, nil
 }
 
 // leaveTime bounds how long a rank that leaves a run waits for the others.
@@ -143,6 +146,9 @@ type Copies struct {
 	// Group is the group of the copies. It has the ranks of the save.
 	Group  group.Group
 	Folder string
+	// Copies and Rate are as in memory.Saved.
+	Copies int
+	Rate   int64
 	// Copied receives the outcome after Over has returned.
 	Copied func(*memory.Report, error)
 
@@ -158,7 +164,7 @@ func (run *running) prepare(ctx context.Context) error {
 		return err
 	}
 	run.Job.Fits = func(ctx context.Context, written []int64) error {
-		err := room.Check(written)
+		err := room.Check(written, c.Copies)
 		if !errors.Is(err, memory.ErrFull) {
 			return err
 		}
@@ -230,7 +236,7 @@ func isCopied(ctx context.Context, run blob.Store, folder string) bool {
 // copy brings copies of a checkpoint in memory to other hosts.
 func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed error) error {
 	c := run.Copies
-	s := memory.Saved{}
+	s := memory.Saved{Copies: c.Copies, Rate: c.Rate}
 	if failed = cmp.Or(failed, c.broken); failed == nil {
 		s.SaveID, s.Files = saved.SaveID, saved.Wrote
 		if p, ok := run.Job.Writer.(storage.Publisher); ok && c.Group.Rank() == 0 {

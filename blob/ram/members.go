@@ -22,8 +22,10 @@ type Members struct {
 	// Secret is the proof of membership.
 	Secret []byte `json:"secret"`
 	// Epoch counts how often a job has begun to hold the run. A host with a lower one was away.
-	Epoch int64  `json:"epoch,omitempty"`
-	Hosts []Host `json:"hosts"`
+	Epoch int64 `json:"epoch,omitempty"`
+	// Copies is how many other hosts have a copy of each file. Zero: no checkpoint has copies yet.
+	Copies int    `json:"copies,omitempty"`
+	Hosts  []Host `json:"hosts"`
 }
 
 // Host is a host that holds a part of a run.
@@ -133,6 +135,9 @@ func (m *Members) check() error {
 			return fmt.Errorf("the host %q has no id, or comes twice", h.Name)
 		}
 		seen[h.ID] = true
+	}
+	if m.Copies < 0 {
+		return fmt.Errorf("%d copies", m.Copies)
 	}
 	if len(m.Hosts) > 0 && len(m.Secret) == 0 {
 		return errors.New("there is no secret")
