@@ -100,6 +100,11 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last}, rate)
 		return err
 	})
+	if err == nil && j.ranks[j.Host][0] == g.Rank() {
+		if err := j.noteSums(ctx, folder, all, copies); err != nil && j.logger != nil { // no repairs
+			j.logger.Warn("memory: the checksums of files are not kept", "run", j.Run, "error", err)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

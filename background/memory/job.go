@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -41,6 +42,7 @@ type Job struct {
 	ranks   map[string][]int
 	address string // at which this process serves the files
 	stall   time.Duration
+	logger  *slog.Logger // nil: no log
 
 	confirmed int // how many copies each file of the newest checkpoint with copies has; 0: this job has made none
 
@@ -79,7 +81,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	if opts != nil {
 		o = *opts
 	}
-	j := &Job{Run: run, Root: root, stall: o.Stall, ranks: map[string][]int{}}
+	j := &Job{Run: run, Root: root, stall: o.Stall, logger: o.Logger, ranks: map[string][]int{}}
 	var listener net.Listener
 	defer func() {
 		if listener != nil {
@@ -108,7 +110,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 		if err != nil {
 			return err
 		}
-		j.stop = serve(listener, store, members.Secret, o.Logger)
+		j.stop = j.serve(listener, store, members.Secret, o.Logger)
 		listener = nil
 		return nil
 	})
@@ -152,13 +154,22 @@ func (j *Job) Open(ctx context.Context) (blob.Store, error) {
 	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall})
 }
 
-// serve offers the files in store to the other hosts until stop is called.
-func serve(l net.Listener, store blob.Store, secret []byte, log *slog.Logger) (stop func()) {
+// serve offers the files in store to the other hosts, and repairs damaged ones, until stop is called.
+func (j *Job) serve(l net.Listener, store blob.Store, secret []byte, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
+	done, names := make(chan struct{}), make(chan string, maxRepairs)
+	damaged := func(name string) {
+		select {
+		case names <- name:
+		default: // there are too many: see maxRepairs
+		}
+	}
 	go func() {
 		defer close(done)
-		if err := hosts.Serve(ctx, l, store, secret); err != nil && log != nil && ctx.Err() == nil {
+		var repairing sync.WaitGroup
+		defer repairing.Wait()
+		repairing.Go(func() { j.repairs(ctx, names, log) })
+		if err := hosts.ServeWith(ctx, l, store, secret, &hosts.ServeOptions{Damaged: damaged}); err != nil && log != nil && ctx.Err() == nil {
 			log.Error("memory: the files are not served to other hosts any more", "error", err)
 		}
 	}()

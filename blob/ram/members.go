@@ -167,6 +167,11 @@ func (r Root) WriteMembers(run string, m *Members) error {
 	if err != nil {
 		return err
 	}
+	return replace(path, data)
+}
+
+// replace writes a file in one atomic step.
+func replace(path string, data []byte) error {
 	temp, err := writeTemp(path, data)
 	if err != nil {
 		return err
@@ -188,8 +193,10 @@ func (r Root) Remove(run string) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Clean(folder + membersTail)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, tail := range []string{sumsTail, membersTail} {
+		if err := os.Remove(filepath.Clean(folder + tail)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }

@@ -78,6 +78,12 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 	if err != nil {
 		return nil, err
 	}
+	var here []string
+	for _, h := range m.Hosts {
+		if h.ID == own {
+			here = h.Addresses
+		}
+	}
 	others := slices.DeleteFunc(m.Hosts, func(h Host) bool {
 		return h.ID == own || o.Hosts != nil && !slices.Contains(o.Hosts, h.ID)
 	})
@@ -97,7 +103,7 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 		})
 	}
 	wg.Wait()
-	s, err := hosts.New(local, hosts.Config{Peers: peers, Secret: m.Secret, Stall: o.Stall, Rate: o.Rate, Logger: blob.Logger(ctx)})
+	s, err := hosts.New(local, hosts.Config{Peers: peers, Own: here, Secret: m.Secret, Stall: o.Stall, Rate: o.Rate, Logger: blob.Logger(ctx)})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMembers, err)
 	}

@@ -6,6 +6,7 @@
 //	/dev/shm/cairn-1000/          the root: of one user, mode 0700
 //	    host                      the id of this host
 //	    llama.members             the hosts of the run llama
+//	    llama.sums                the checksums of its files on this host
 //	    llama/step-000000010/…    its checkpoints, as in any run
 package ram
 
@@ -76,8 +77,8 @@ func (r Root) Folder(run string) (string, error) {
 	if !runName.MatchString(run) {
 		return "", fmt.Errorf("%w: memory://%s: the name of a run has 1 to 128 letters, digits, dots, dashes and underscores, and begins with a letter or a digit", blob.ErrAddress, run)
 	}
-	if run == hostFile || strings.HasSuffix(run, membersTail) {
-		return "", fmt.Errorf("%w: memory://%s: %q and names that end with %q are names of files of cairn", blob.ErrAddress, run, hostFile, membersTail)
+	if run == hostFile || strings.HasSuffix(run, membersTail) || strings.HasSuffix(run, sumsTail) {
+		return "", fmt.Errorf("%w: memory://%s: %q and names that end with %q or %q are names of files of cairn", blob.ErrAddress, run, hostFile, membersTail, sumsTail)
 	}
 	return filepath.Join(string(r), run), nil
 }

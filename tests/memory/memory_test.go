@@ -263,12 +263,62 @@ func TestDamagedCopies(t *testing.T) {
 		t.Fatalf("the first host has the data files %q; want its own one and a copy", files)
 	}
 	for _, path := range files {
-		data := must.Get(os.ReadFile(path))(t)
-		data[len(data)/2] ^= 1
-		must.Do(t, os.Chmod(path, 0o600))
-		must.Do(t, os.WriteFile(path, data, 0o600))
+		flip(t, path)
 	}
 	job(hosts).load(t, s, 10)
+}
+
+// flip flips a bit of a file.
+func flip(t testing.TB, path string) {
+	data := must.Get(os.ReadFile(path))(t)
+	data[len(data)/2] ^= 1
+	must.Do(t, os.Chmod(path, 0o600))
+	must.Do(t, os.WriteFile(path, data, 0o600))
+}
+
+// A load that finds damaged files has the hosts that keep them fetch them again: a file that the rank reads on its own host,
+// one that it reads on another host, and a record.
+func TestDamagedFilesAreReplaced(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job(hosts).save(t, s, 10)
+	at := func(host int) string { return filepath.Join(string(hosts[host]), "llama", run.FolderName(10)) }
+	good := map[string][]byte{}
+	for host := range hosts {
+		must.Do(t, filepath.WalkDir(at(host), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				good[path] = must.Get(os.ReadFile(path))(t)
+			}
+			return err
+		}))
+	}
+	if len(good) != 8 { // two data files, an index and a record, on each host
+		t.Fatalf("the hosts have %d files; want 8", len(good))
+	}
+
+	files := must.Get(filepath.Glob(filepath.Join(at(0), "*.safetensors")))(t)
+	flip(t, files[0])
+	flip(t, filepath.Join(at(1), filepath.Base(files[1])))
+	flip(t, filepath.Join(at(1), "cairn.json"))
+	job(hosts).run(t, func(ctx context.Context, g group.Group, _ *memory.Job, store blob.Store) error {
+		if err := loadStep(ctx, t, g, store, s, 10); err != nil || g.Rank() != 0 {
+			return err
+		}
+		for wait := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			bad := ""
+			for path, want := range good {
+				if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+					bad = path
+				}
+			}
+			if bad == "" {
+				return nil
+			}
+			if time.Now().After(wait) {
+				return fmt.Errorf("%s is still damaged", bad)
+			}
+		}
+	})
 }
 
 // A step is saved again with other values. Every host then has the new checkpoint, and nothing of
