@@ -113,6 +113,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 			return nil, err
 		}
 		j.confirmed = copies
+		j.tellPartners(copies)
 	}
 	rep.Time = time.Since(start)
 	return rep, nil

@@ -64,6 +64,7 @@ type arrival struct {
 	Host   ram.Host
 	Secret []byte     // of the run as it is on the host of the process
 	Epoch  int64      // the same
+	Copies int        // the same
 	Known  []ram.Host // the hosts that have held the run so far
 }
 
@@ -134,7 +135,35 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	for rank, host := range hosts {
 		j.ranks[host] = append(j.ranks[host], rank)
 	}
+	j.inform("memory: this host holds a run", "host", j.host().Label(), "address", j.address, "interface", j.host().Interface, "hosts", len(j.Hosts))
 	return j, nil
+}
+
+// host returns this host.
+func (j *Job) host() *ram.Host {
+	return &j.Hosts[slices.IndexFunc(j.Hosts, func(h ram.Host) bool { return h.ID == j.Host })]
+}
+
+// inform writes to the log, if there is one.
+func (j *Job) inform(text string, args ...any) {
+	if j.logger != nil {
+		j.logger.Info(text, append([]any{"run", j.Run}, args...)...)
+	}
+}
+
+// tellPartners writes into the log who keeps the copies of this host's files, and whose copies it keeps.
+func (j *Job) tellPartners(copies int) {
+	partners := Partners(j.Hosts, copies)
+	var on, of []string
+	for _, h := range j.Hosts {
+		if slices.Contains(partners[j.Host], h.ID) {
+			on = append(on, h.Label())
+		}
+		if slices.Contains(partners[h.ID], j.Host) {
+			of = append(of, h.Label())
+		}
+	}
+	j.inform("memory: hosts keep copies for each other", "host", j.host().Label(), "its_copies_on", on, "keeps_copies_of", of)
 }
 
 // confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
@@ -240,8 +269,8 @@ func arrive(root ram.Root, run, toward string) (net.Listener, arrival, error) {
 	if err != nil {
 		name = at.String()
 	}
-	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}}
-	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Known: known.Hosts}, nil
+	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}, Interface: interfaceOf(at)}
+	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Copies: known.Copies, Known: known.Hosts}, nil
 }
 
 // meet returns the hosts of the job, and the hosts that hold parts of the run from before.
@@ -269,7 +298,7 @@ func meet(all []arrival) meeting {
 		}
 	}
 	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) })
-	out.Epoch = latest.Epoch + 1
+	out.Epoch, out.Copies = latest.Epoch+1, latest.Copies
 	out.Secret = latest.Secret // hosts that have left know no other one
 	if len(out.Secret) == 0 {
 		out.Secret = make([]byte, 32)

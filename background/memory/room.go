@@ -79,12 +79,7 @@ func Measure(ctx context.Context, g group.Group, j *Job, failed error) (*Room, e
 
 // space describes the memory of this host.
 func (j *Job) space() (*space, error) {
-	s := &space{Host: j.Host, Root: string(j.Root), Group: cgroupOf("/")}
-	for _, h := range j.Hosts {
-		if h.ID == j.Host {
-			s.Name = h.Name
-		}
-	}
+	s := &space{Host: j.Host, Name: j.host().Name, Root: string(j.Root), Group: cgroupOf("/")}
 	if text := os.Getenv(BytesVariable); text != "" {
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n <= 0 {

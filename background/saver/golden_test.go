@@ -153,7 +153,7 @@ var messages = map[string]any{
 	"memory": memoryBody{Load: 12, Run: "llama"},
 	"hosted": hostedBody{
 		Load: 12, Host: "5f1c", Hosts: []hostBody{
-			{ID: "5f1c", Name: "node-1", Domain: "rack 1", Address: "10.0.0.7:41300", Ranks: []int{0, 1}, Partners: []string{"91ab"}},
+			{ID: "5f1c", Name: "node-1", Domain: "rack 1", Address: "10.0.0.7:41300", Interface: "ib0", Ranks: []int{0, 1}, Partners: []string{"91ab"}},
 			{ID: "91ab", Name: "node-2", Domain: "rack 2", Address: "10.0.0.8:41300", Ranks: []int{2, 3}, Partners: []string{"5f1c"}},
 		},
 	},

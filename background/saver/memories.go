@@ -64,9 +64,13 @@ func (m *memories) join(b *memoryBody) error {
 // hosted describes the hosts of a run.
 func hosted(load uint64, j *memory.Job) *hostedBody {
 	out := &hostedBody{Load: load, Host: j.Host}
-	partners := memory.Partners(j.Hosts, memory.DefaultCopies)
+	copies := 0
+	if m, err := j.Root.ReadMembers(j.Run); err == nil {
+		copies = m.Copies // of the last save
+	}
+	partners := memory.Partners(j.Hosts, cmp.Or(copies, memory.DefaultCopies))
 	for _, h := range j.Hosts {
-		out.Hosts = append(out.Hosts, hostBody{ID: h.ID, Name: h.Name, Domain: h.Domain, Address: h.Addresses[0], Ranks: j.Ranks(h.ID), Partners: partners[h.ID]})
+		out.Hosts = append(out.Hosts, hostBody{ID: h.ID, Name: h.Name, Domain: h.Domain, Address: h.Addresses[0], Interface: h.Interface, Ranks: j.Ranks(h.ID), Partners: partners[h.ID]})
 	}
 	return out
 }

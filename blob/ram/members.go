@@ -37,6 +37,8 @@ type Host struct {
 	Domain string `json:"domain,omitempty"`
 	// Addresses are where processes of the host serve its files, host:port.
 	Addresses []string `json:"addresses"`
+	// Interface is the name of the network interface of the addresses, if it is known.
+	Interface string `json:"interface,omitempty"`
 	// Left means that the host is not a host of the job any more. It may still have files.
 	Left bool `json:"left,omitempty"`
 }

@@ -39,17 +39,10 @@ type Root string
 // Here returns the folder of all runs in memory of this user on this host, and makes it. It has to
 // be a folder of this user that nobody else can enter.
 func Here() (Root, error) {
-	root := os.Getenv(Variable)
-	if root == "" {
-		if runtime.GOOS != "linux" {
-			return "", fmt.Errorf("%w: %s has no /dev/shm; set %s to a folder in memory", ErrRoot, runtime.GOOS, Variable)
-		}
-		root = "/dev/shm/cairn-" + strconv.Itoa(os.Getuid())
+	root, err := rootPath()
+	if err != nil {
+		return "", err
 	}
-	if !filepath.IsAbs(root) {
-		return "", fmt.Errorf("%w: %s is %q, want an absolute path", ErrRoot, Variable, root)
-	}
-
 	if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("%w: %w", ErrRoot, err)
 	}
@@ -61,6 +54,21 @@ func Here() (Root, error) {
 		return "", fmt.Errorf("%w: %s %w", ErrRoot, root, err)
 	}
 	return Root(root), nil
+}
+
+// rootPath returns the folder, which need not exist.
+func rootPath() (string, error) {
+	root := os.Getenv(Variable)
+	if root == "" {
+		if runtime.GOOS != "linux" {
+			return "", fmt.Errorf("%w: %s has no /dev/shm; set %s to a folder in memory", ErrRoot, runtime.GOOS, Variable)
+		}
+		root = "/dev/shm/cairn-" + strconv.Itoa(os.Getuid())
+	}
+	if !filepath.IsAbs(root) {
+		return "", fmt.Errorf("%w: %s is %q, want an absolute path", ErrRoot, Variable, root)
+	}
+	return root, nil
 }
 
 // Files of the root that are no folders of runs.

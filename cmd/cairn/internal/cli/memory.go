@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -39,6 +41,10 @@ type memoryHost struct {
 	Name    string `json:"name"`
 	Domain  string `json:"domain,omitempty"`
 	Address string `json:"address"`
+	// Interface is the name of the network interface of the address.
+	Interface string `json:"interface,omitempty"`
+	// CopiesOn are the ids of the hosts that keep copies of its files.
+	CopiesOn []string `json:"copies_on,omitempty"`
 	// State is "here", "answers", "silent" or "left".
 	State string `json:"state"`
 }
@@ -83,8 +89,15 @@ func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
 	if err != nil {
 		return err
 	}
+	var staying []ram.Host
 	for _, h := range m.Hosts {
-		x := memoryHost{ID: h.ID, Name: h.Name, Domain: h.Domain, State: "answers"}
+		if !h.Left {
+			staying = append(staying, h)
+		}
+	}
+	partners := memory.Partners(staying, m.Copies)
+	for _, h := range m.Hosts {
+		x := memoryHost{ID: h.ID, Name: h.Name, Domain: h.Domain, Interface: h.Interface, CopiesOn: partners[h.ID], State: "answers"}
 		address, err := h.Reach(ctx, m.Secret)
 		x.Address = address
 		switch {
@@ -121,13 +134,23 @@ func printMemory(o *output, res *memoryResult) {
 		o.remark("%s: no runs in memory\n", clean(res.Path))
 		return
 	}
-	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOSTS")
+	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOST", "STATE", "NETWORK", "COPIES ON")
 	for _, r := range res.Runs {
-		var hosts []string
+		cells := []string{r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes)}
+		names := map[string]string{}
 		for _, h := range r.Hosts {
-			hosts = append(hosts, fmt.Sprintf("%s (%s)", h.Name, h.State))
+			names[h.ID] = h.Name
 		}
-		t.add(r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes), clean(strings.Join(hosts, ", ")))
+		for _, h := range r.Hosts {
+			var on []string
+			for _, id := range h.CopiesOn {
+				on = append(on, names[id])
+			}
+			t.add(append(slices.Clone(cells), clean(h.Name), h.State, clean(strings.TrimSpace(h.Interface+" "+h.Address)), clean(strings.Join(on, ", ")))...)
+		}
+		if len(r.Hosts) == 0 {
+			t.add(append(cells, "", "", "", "")...)
+		}
 	}
 	o.table(t)
 	for _, r := range res.Runs {
