@@ -106,6 +106,15 @@ func (c *Cache) Global(sent []*SavePlan, plan func([]*SavePlan) ([]*SavePlan, *m
 	return answers(sent, finals, old), md, nil
 }
 
+// Bytes returns how many bytes each rank writes by the plans that Global has made last.
+func (c *Cache) Bytes() []int64 {
+	out := make([]int64, len(c.finals))
+	for r, p := range c.finals {
+		out[r] = p.NumBytes()
+	}
+	return out
+}
+
 // compare reports whether a plan has changed, and records new sizes.
 func (c *Cache) compare(sent []*SavePlan) (changed bool, err error) {
 	changed = len(sent) != len(c.finals)

@@ -40,6 +40,9 @@ type RankSave struct {
 	// Recorder notes the phases of this rank. Nil: Save makes one that reports to
 	// Observer.
 	Recorder *Recorder
+	// Fits, if not nil, is called on the coordinator before any rank writes, with the number of bytes
+	// that each rank is going to write. Its error fails the save.
+	Fits func(ctx context.Context, written []int64) error
 	// Verify, if not nil, is called when this rank has written its data, and on the
 	// coordinator again before the commit. Its error fails the save.
 	Verify func() error
@@ -317,6 +320,9 @@ func (s *saveRun) cachedGlobal(ctx context.Context, sent []*plan.SavePlan) (_ []
 
 	if err == nil && len(md.Entries) == 0 && slices.ContainsFunc(out, func(p *plan.SavePlan) bool { return len(p.Items) > 0 }) {
 		err = fmt.Errorf("%w: the planner's GlobalPlan returned items and metadata without entries", plan.ErrProtocol)
+	}
+	if err == nil && s.Fits != nil {
+		err = s.Fits(ctx, cache.Bytes())
 	}
 	if err == nil {
 		s.makeRoom(ctx)

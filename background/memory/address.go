@@ -59,3 +59,17 @@ func chosen(choice string) (netip.Addr, error) {
 	}
 	return netip.Addr{}, fmt.Errorf("%w: %s is %q, and this host has no interface of that name and no address in that range", storage.ErrOptions, NetVariable, choice)
 }
+
+// interfaceOf returns the name of the network interface that has an address, or "".
+func interfaceOf(at netip.Addr) string {
+	interfaces, _ := net.Interfaces() // the name is only for messages
+	for _, i := range interfaces {
+		addrs, _ := i.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Unmap() == at {
+				return i.Name
+			}
+		}
+	}
+	return ""
+}

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,11 @@ type Saved struct {
 	// written after the data files of all ranks, the record last.
 	Files []storage.File
 	Last  []string
+	// Copies is how many other hosts keep a copy of each file. The value of rank 0 counts. Zero:
+	// DefaultCopies.
+	Copies int
+	// Rate bounds the bytes per second that each host receives. Zero: no bound.
+	Rate int64
 }
 
 // file is a file that other hosts copy.
@@ -47,9 +53,10 @@ type file struct {
 
 // offer is what a rank has for other hosts.
 type offer struct {
-	Host string `json:"host"`
-	Data []file `json:"data,omitempty"`
-	Last []file `json:"last,omitempty"`
+	Host   string `json:"host"`
+	Copies int    `json:"copies"`
+	Data   []file `json:"data,omitempty"`
+	Last   []file `json:"last,omitempty"`
 }
 
 // Copy brings copies of a checkpoint that the ranks have just saved to other hosts. All ranks of g
@@ -66,15 +73,19 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		return nil, err
 	}
 	rep := &Report{SaveID: s.SaveID, Alone: len(j.Hosts) == 1}
-	mine, count, bytes := j.assign(g.Rank(), all, DefaultCopies)
+	copies := all[0].Copies
+	mine, count, bytes := j.assign(g.Rank(), all, copies)
 	rep.Files, rep.Bytes = count, bytes
+	rate := j.rate(s.Rate)
 	err = group.Each(ctx, group.StopEarly(g), "copy", func(ctx context.Context) (err error) {
 		if j.receives(g.Rank()) {
 			if err := j.drop(ctx, folder, all[0].Last); err != nil {
 				return err
 			}
 		}
-		rep.RankBytes, err = j.fetch(ctx, folder, mine)
+		if rep.RankBytes, err = j.fetch(ctx, folder, mine, rate); blob.IsFull(err) {
+			err = errors.Join(err, j.discard(ctx, folder, mine))
+		}
 		return err
 	})
 	if err != nil {
@@ -86,17 +97,23 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		if !j.receives(g.Rank()) {
 			return nil
 		}
-		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last})
+		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last}, rate)
 		return err
 	})
+	if err == nil && j.ranks[j.Host][0] == g.Rank() {
+		if err := j.noteSums(ctx, folder, all, copies); err != nil && j.logger != nil { // no repairs
+			j.logger.Warn("memory: the checksums of files are not kept", "run", j.Run, "error", err)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if !j.confirmed { // on no rank
-		if err := group.Each(ctx, g, "leave out hosts that have left", func(context.Context) error { return j.confirm() }); err != nil {
+	if j.confirmed != copies { // on all ranks
+		if err := group.Each(ctx, g, "leave out hosts that have left", func(context.Context) error { return j.confirm(copies) }); err != nil {
 			return nil, err
 		}
-		j.confirmed = true
+		j.confirmed = copies
+		j.tellPartners(copies)
 	}
 	rep.Time = time.Since(start)
 	return rep, nil
@@ -144,10 +161,11 @@ func (j *Job) drop(ctx context.Context, folder string, replaced []file) error {
 }
 
 // fetch copies files to this host, each from the host that has saved it. No other host is asked: a
-// host that has left the job may be silent, and in a large job there are many.
-func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file) (bytes int64, err error) {
+// host that has left the job may be silent, and in a large job there are many. rate bounds the bytes per
+// second, unless it is zero.
+func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file, rate int64) (bytes int64, err error) {
 	for _, host := range slices.Sorted(maps.Keys(files)) {
-		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}})
+		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}, Rate: rate})
 		if err != nil {
 			return bytes, err
 		}
@@ -166,9 +184,31 @@ func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file)
 	return bytes, nil
 }
 
+// discard removes the copies that this rank has fetched, because there is no room for all of them: later
+// saves need the room.
+func (j *Job) discard(ctx context.Context, folder string, files map[string][]file) error {
+	store, err := j.Root.OpenLocal(j.Run)
+	if err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx) // other ranks fail too
+	var errs []error
+	for _, some := range files {
+		for _, f := range some {
+			if err := store.Remove(ctx, folder+"/"+f.Name); err != nil && !errors.Is(err, blob.ErrRemoved) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // offer describes the files of this rank.
 func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Saved) (offer, error) {
-	o := offer{Host: j.Host}
+	o := offer{Host: j.Host, Copies: cmp.Or(s.Copies, DefaultCopies)}
+	if o.Copies < 0 || s.Rate < 0 {
+		return o, fmt.Errorf("%w: %d copies, at %d bytes per second", storage.ErrOptions, s.Copies, s.Rate)
+	}
 	for _, f := range s.Files {
 		if f.Unsummed {
 			return o, fmt.Errorf("%w: %s has no checksum, so a copy could not be compared with it", storage.ErrOptions, f.Name)
@@ -209,6 +249,14 @@ func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file,
 		}
 	}
 	return mine, count, bytes
+}
+
+// rate returns the bytes per second that this rank may receive, if its host may receive n.
+func (j *Job) rate(n int64) int64 {
+	if n == 0 {
+		return 0
+	}
+	return max(1, n/int64(len(j.ranks[j.Host])))
 }
 
 // DefaultCopies is how many other hosts have a copy of each file.

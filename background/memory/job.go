@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -41,8 +42,9 @@ type Job struct {
 	ranks   map[string][]int
 	address string // at which this process serves the files
 	stall   time.Duration
+	logger  *slog.Logger // nil: no log
 
-	confirmed bool // a checkpoint of this job has its copies
+	confirmed int // how many copies each file of the newest checkpoint with copies has; 0: this job has made none
 
 	stop func()
 }
@@ -62,6 +64,7 @@ type arrival struct {
 	Host   ram.Host
 	Secret []byte     // of the run as it is on the host of the process
 	Epoch  int64      // the same
+	Copies int        // the same
 	Known  []ram.Host // the hosts that have held the run so far
 }
 
@@ -79,7 +82,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	if opts != nil {
 		o = *opts
 	}
-	j := &Job{Run: run, Root: root, stall: o.Stall, ranks: map[string][]int{}}
+	j := &Job{Run: run, Root: root, stall: o.Stall, logger: o.Logger, ranks: map[string][]int{}}
 	var listener net.Listener
 	defer func() {
 		if listener != nil {
@@ -108,7 +111,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 		if err != nil {
 			return err
 		}
-		j.stop = serve(listener, store, members.Secret, o.Logger)
+		j.stop = j.serve(listener, store, members.Secret, o.Logger)
 		listener = nil
 		return nil
 	})
@@ -132,17 +135,46 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	for rank, host := range hosts {
 		j.ranks[host] = append(j.ranks[host], rank)
 	}
+	j.inform("memory: this host holds a run", "host", j.host().Label(), "address", j.address, "interface", j.host().Interface, "hosts", len(j.Hosts))
 	return j, nil
 }
 
+// host returns this host.
+func (j *Job) host() *ram.Host {
+	return &j.Hosts[slices.IndexFunc(j.Hosts, func(h ram.Host) bool { return h.ID == j.Host })]
+}
+
+// inform writes to the log, if there is one.
+func (j *Job) inform(text string, args ...any) {
+	if j.logger != nil {
+		j.logger.Info(text, append([]any{"run", j.Run}, args...)...)
+	}
+}
+
+// tellPartners writes into the log who keeps the copies of this host's files, and whose copies it keeps.
+func (j *Job) tellPartners(copies int) {
+	partners := Partners(j.Hosts, copies)
+	var on, of []string
+	for _, h := range j.Hosts {
+		if slices.Contains(partners[j.Host], h.ID) {
+			on = append(on, h.Label())
+		}
+		if slices.Contains(partners[h.ID], j.Host) {
+			of = append(of, h.Label())
+		}
+	}
+	j.inform("memory: hosts keep copies for each other", "host", j.host().Label(), "its_copies_on", on, "keeps_copies_of", of)
+}
+
 // confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
-// copies, so their files are not needed any more.
-func (j *Job) confirm() error {
+// copies, so their files are not needed any more. It also notes the number of copies.
+func (j *Job) confirm(copies int) error {
 	m, err := j.Root.ReadMembers(j.Run)
 	if err != nil {
 		return err
 	}
 	m.Hosts = slices.DeleteFunc(m.Hosts, func(h ram.Host) bool { return h.Left })
+	m.Copies = copies
 	return j.Root.WriteMembers(j.Run, m)
 }
 
@@ -151,13 +183,22 @@ func (j *Job) Open(ctx context.Context) (blob.Store, error) {
 	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall})
 }
 
-// serve offers the files in store to the other hosts until stop is called.
-func serve(l net.Listener, store blob.Store, secret []byte, log *slog.Logger) (stop func()) {
+// serve offers the files in store to the other hosts, and repairs damaged ones, until stop is called.
+func (j *Job) serve(l net.Listener, store blob.Store, secret []byte, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
+	done, names := make(chan struct{}), make(chan string, maxRepairs)
+	damaged := func(name string) {
+		select {
+		case names <- name:
+		default: // there are too many: see maxRepairs
+		}
+	}
 	go func() {
 		defer close(done)
-		if err := hosts.Serve(ctx, l, store, secret); err != nil && log != nil && ctx.Err() == nil {
+		var repairing sync.WaitGroup
+		defer repairing.Wait()
+		repairing.Go(func() { j.repairs(ctx, names, log) })
+		if err := hosts.ServeWith(ctx, l, store, secret, &hosts.ServeOptions{Damaged: damaged}); err != nil && log != nil && ctx.Err() == nil {
 			log.Error("memory: the files are not served to other hosts any more", "error", err)
 		}
 	}()
@@ -228,8 +269,8 @@ func arrive(root ram.Root, run, toward string) (net.Listener, arrival, error) {
 	if err != nil {
 		name = at.String()
 	}
-	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}}
-	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Known: known.Hosts}, nil
+	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}, Interface: interfaceOf(at)}
+	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Copies: known.Copies, Known: known.Hosts}, nil
 }
 
 // meet returns the hosts of the job, and the hosts that hold parts of the run from before.
@@ -257,7 +298,7 @@ func meet(all []arrival) meeting {
 		}
 	}
 	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) })
-	out.Epoch = latest.Epoch + 1
+	out.Epoch, out.Copies = latest.Epoch+1, latest.Copies
 	out.Secret = latest.Secret // hosts that have left know no other one
 	if len(out.Secret) == 0 {
 		out.Secret = make([]byte, 32)

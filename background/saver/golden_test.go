@@ -153,7 +153,7 @@ var messages = map[string]any{
 	"memory": memoryBody{Load: 12, Run: "llama"},
 	"hosted": hostedBody{
 		Load: 12, Host: "5f1c", Hosts: []hostBody{
-			{ID: "5f1c", Name: "node-1", Domain: "rack 1", Address: "10.0.0.7:41300", Ranks: []int{0, 1}, Partners: []string{"91ab"}},
+			{ID: "5f1c", Name: "node-1", Domain: "rack 1", Address: "10.0.0.7:41300", Interface: "ib0", Ranks: []int{0, 1}, Partners: []string{"91ab"}},
 			{ID: "91ab", Name: "node-2", Domain: "rack 2", Address: "10.0.0.8:41300", Ranks: []int{2, 3}, Partners: []string{"5f1c"}},
 		},
 	},
@@ -161,7 +161,7 @@ var messages = map[string]any{
 	"copied-fail": copiedBody{Generation: 11, Error: &errorBody{"fetch step-000000010/e-r00001-0.safetensors: the copy is damaged", []string{"storage.corrupt"}}},
 	"save-memory": saveBody{
 		Generation:  11,
-		SaveRequest: SaveRequest{Store: "memory://llama/step-000000010", Format: "native", SaveID: "e", Time: "2026-11-19T00:00:00Z", Step: new(int64(10)), Run: &InRun{Keep: "last 1"}},
+		SaveRequest: SaveRequest{Store: "memory://llama/step-000000010", Copies: 2, CopyRate: 500_000_000, Format: "native", SaveID: "e", Time: "2026-11-19T00:00:00Z", Step: new(int64(10)), Run: &InRun{Keep: "last 1"}},
 		Items:       []itemBody{},
 	},
 	"progress-phases": progressBody{subject: subject{Generation: 7}, Moved: 144, Phases: []meta.Phase{

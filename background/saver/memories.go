@@ -1,8 +1,11 @@
 package saver
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,7 +14,9 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/protocol"
+	runs "github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // memories are the runs in memory that this saver holds a part of.
@@ -59,9 +64,13 @@ func (m *memories) join(b *memoryBody) error {
 // hosted describes the hosts of a run.
 func hosted(load uint64, j *memory.Job) *hostedBody {
 	out := &hostedBody{Load: load, Host: j.Host}
-	partners := memory.Partners(j.Hosts, memory.DefaultCopies)
+	copies := 0
+	if m, err := j.Root.ReadMembers(j.Run); err == nil {
+		copies = m.Copies // of the last save
+	}
+	partners := memory.Partners(j.Hosts, cmp.Or(copies, memory.DefaultCopies))
 	for _, h := range j.Hosts {
-		out.Hosts = append(out.Hosts, hostBody{ID: h.ID, Name: h.Name, Domain: h.Domain, Address: h.Addresses[0], Ranks: j.Ranks(h.ID), Partners: partners[h.ID]})
+		out.Hosts = append(out.Hosts, hostBody{ID: h.ID, Name: h.Name, Domain: h.Domain, Address: h.Addresses[0], Interface: h.Interface, Ranks: j.Ranks(h.ID), Partners: partners[h.ID]})
 	}
 	return out
 }
@@ -69,7 +78,10 @@ func hosted(load uint64, j *memory.Job) *hostedBody {
 // copies returns what copies a save to memory to other hosts, or nil if the save is to another store.
 func (m *memories) copies(v *SaveRequest, copied func(*memory.Report, error)) (*Copies, error) {
 	if blob.Scheme(v.Store) != "memory" {
-		return nil, nil
+		return nil, storage.RefuseIf(v.Copies != 0 || v.CopyRate != 0, "copies and copy_rate have no effect: %s is not in memory", blob.Redact(v.Store))
+	}
+	if v.Copies < 0 || v.CopyRate < 0 {
+		return nil, storage.RefuseIf(true, "%d copies, at %d bytes per second: want no negative numbers", v.Copies, v.CopyRate)
 	}
 	run, folder, err := ram.Split(v.Store)
 	if err != nil {
@@ -85,7 +97,7 @@ func (m *memories) copies(v *SaveRequest, copied func(*memory.Report, error)) (*
 		return nil, err
 	}
 	_, g, _ := m.peers.forMemory()
-	return &Copies{Job: j, Group: g, Folder: folder, Copied: copied}, nil
+	return &Copies{Job: j, Group: g, Folder: folder, Copies: v.Copies, Rate: v.CopyRate, Copied: copied}, nil
 }
 
 // leaveTime bounds how long a rank that leaves a run waits for the others.
@@ -134,19 +146,102 @@ func (m *memories) close() {
 
 // Copies says how a checkpoint in memory gets to other hosts.
 type Copies struct {
-	*memory.Job
+	*memory.Job // nil: this rank does not hold the run, see broken
 	// Group is the group of the copies. It has the ranks of the save.
 	Group  group.Group
 	Folder string
+	// Copies and Rate are as in memory.Saved.
+	Copies int
+	Rate   int64
 	// Copied receives the outcome after Over has returned.
 	Copied func(*memory.Report, error)
+
+	broken error
+}
+
+// prepare looks at the memory of all hosts before a save. The save fails before it writes if a host has
+// no room for it.
+func (run *running) prepare(ctx context.Context) error {
+	c := run.Copies
+	room, err := memory.Measure(ctx, run.Job.Group, c.Job, c.broken)
+	if err != nil {
+		return err
+	}
+	run.Job.Fits = func(ctx context.Context, written []int64) error {
+		err := room.Check(written, c.Copies)
+		if !errors.Is(err, memory.ErrFull) {
+			return err
+		}
+		removed, removeErr := c.giveUp(ctx)
+		if len(removed) == 0 {
+			return errors.Join(err, removeErr)
+		}
+		run.Job.Recorder.Warn(fmt.Errorf("%w: %s is removed, of which other hosts have no copies", err, strings.Join(removed, ", ")))
+		return nil
+	}
+	return nil
+}
+
+// giveUp removes all checkpoints of the run but the newest one that other hosts have copies of or, if there is
+// none, the newest one. It returns the names of the removed ones. They are there because their copies have
+// failed: otherwise the policy of the run has removed them.
+func (c *Copies) giveUp(ctx context.Context) (removed []string, err error) {
+	r, err := runs.Open(ctx, "memory://"+c.Run, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := r.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stays := ""
+	for i := range all { // the oldest first
+		if all[i].Copies() != "" && isCopied(ctx, r.Local.Store, all[i].Name) {
+			stays = all[i].Name
+		}
+	}
+	if stays == "" {
+		found, err := r.Latest(ctx)
+		if err != nil {
+			return nil, err
+		}
+		_, stays = blob.SplitAddress(found.Path)
+	}
+
+	var errs []error
+	for i := range all {
+		if name := all[i].Name; name != stays {
+			if _, err := r.Remove(ctx, []string{name}, &runs.RemoveOptions{Force: true}); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			removed = append(removed, name)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// isCopied reports whether a checkpoint has its copies: then its record is on several hosts, because it is
+// copied last.
+func isCopied(ctx context.Context, run blob.Store, folder string) bool {
+	in, err := run.Open(ctx, folder+"/"+native.RecordName)
+	if err != nil {
+		return false
+	}
+	defer in.Close()
+	copies, ok := in.(blob.CopyReader)
+	if !ok {
+		return false // there is only one host
+	}
+	places, _ := copies.Copies(ctx) // of the hosts that answer
+	return len(places) > 1
 }
 
 // copy brings copies of a checkpoint in memory to other hosts.
 func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed error) error {
 	c := run.Copies
-	s := memory.Saved{}
-	if failed == nil {
+	s := memory.Saved{Copies: c.Copies, Rate: c.Rate}
+	if failed = cmp.Or(failed, c.broken); failed == nil {
 		s.SaveID, s.Files = saved.SaveID, saved.Wrote
 		if p, ok := run.Job.Writer.(storage.Publisher); ok && c.Group.Rank() == 0 {
 			s.Last = p.Published()

@@ -341,8 +341,10 @@ type hostBody struct {
 	Name     string   `json:"name"`
 	Domain   string   `json:"domain,omitempty"`
 	Address  string   `json:"address"`
-	Ranks    []int    `json:"ranks"`
-	Partners []string `json:"partners"`
+	// Interface is the name of the network interface of the address, if it is known.
+	Interface string   `json:"interface,omitempty"`
+	Ranks     []int    `json:"ranks"`
+	Partners  []string `json:"partners"`
 }
 
 // source is a checkpoint to read.

@@ -22,6 +22,10 @@ type SaveRequest struct {
 	// there is no bound.
 	Remote     string `json:"remote,omitempty"`
 	LocalBytes int64  `json:"local_bytes,omitempty"`
+	// Copies is how many other hosts keep a copy of each file of a save to memory; zero: one. CopyRate bounds
+	// the bytes per second that a host receives; zero: there is no bound.
+	Copies   int   `json:"copies,omitempty"`
+	CopyRate int64 `json:"copy_rate,omitempty"`
 	// Format is the name of the format. The function FormatOptions returns its options.
 	Format        string            `json:"format"`
 	FormatOptions json.RawMessage   `json:"format_options,omitempty"`

@@ -326,7 +326,7 @@ func (r *Runner) waitSame(ctx context.Context, run *running) {
 
 // disturbs reports whether the save cannot begin before the upload or the copies of an earlier one are over.
 func (run *running) disturbs(u *running) bool {
-	if run.Copies != nil && u.Copies != nil && run.Copies.Run == u.Copies.Run {
+	if c, d := run.Copies, u.Copies; c != nil && d != nil && c.broken == nil && d.broken == nil && c.Run == d.Run {
 		return true
 	}
 	a, b := run.Tiers, u.Tiers
@@ -377,6 +377,11 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 	}
 	if err := r.makeRoom(ctx, run); err != nil {
 		return nil, err
+	}
+	if run.Copies != nil {
+		if err := run.prepare(ctx); err != nil {
+			return nil, run.Job.NumberRank(err)
+		}
 	}
 	if run.leads() { // all ranks write while rank 0 does
 		defer runs.Saving(ctx, run.Store)()

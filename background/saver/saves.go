@@ -132,6 +132,10 @@ func (x *saving) broken(err error) Task {
 	x.state.fail(err)
 	t := Task{Generation: b.Generation, Metrics: b.Metrics, Format: b.Format, Move: func(*Task, string) error { return err }}
 	t.Job = protocol.RankSave{Planner: broken{x.state, err}, Group: x.group, Recorder: x.state.recorder}
+	if blob.Scheme(b.Store) == "memory" {
+		_, copies, _ := x.peers.forMemory()
+		t.Copies = &Copies{Group: copies, Copied: x.copied, broken: err}
+	}
 	if b.Remote != "" {
 		t.Tiers = &Tiers{broken: err, Group: x.uploads, Uploaded: x.uploaded}
 		if b.LocalBytes != 0 {

@@ -42,10 +42,20 @@ func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) 
 		return err
 	}
 
+	return s.fetch(ctx, name, size, sum, true)
+}
+
+// Refetch is like Fetch, and replaces the object of the local store. If it fails, that object stays.
+func (s *Store) Refetch(ctx context.Context, name string, size int64, sum uint32) error {
+	return s.fetch(ctx, name, size, sum, false)
+}
+
+// fetch is Fetch. ifAbsent makes it fail if the local store has the object when the copy is complete.
+func (s *Store) fetch(ctx context.Context, name string, size int64, sum uint32, ifAbsent bool) (err error) {
 	var failed []error
 	done := false
 	silent := s.find(ctx, name, func(p *peer, o blob.Info) (more bool) {
-		err := s.fetchFrom(ctx, p, o, size, sum)
+		err := s.fetchFrom(ctx, p, o, size, sum, ifAbsent)
 		if done = err == nil; done {
 			return false
 		}
@@ -71,11 +81,11 @@ func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) 
 }
 
 // fetchFrom copies the object o of a peer.
-func (s *Store) fetchFrom(ctx context.Context, p *peer, o blob.Info, size int64, sum uint32) error {
+func (s *Store) fetchFrom(ctx context.Context, p *peer, o blob.Info, size int64, sum uint32, ifAbsent bool) error {
 	if o.Size != size {
 		return fmt.Errorf("%w: %s has %d bytes instead of %d", ErrDamaged, p, o.Size, size)
 	}
-	w, err := s.local.Create(ctx, o.Name, &blob.CreateOptions{Size: size, IfAbsent: true})
+	w, err := s.local.Create(ctx, o.Name, &blob.CreateOptions{Size: size, IfAbsent: ifAbsent})
 	if err != nil {
 		return &localError{err}
 	}

@@ -156,3 +156,72 @@ func TestFetchTogether(t *testing.T) {
 		t.Errorf("%d calls succeeded; want one, with the bytes of the object", done)
 	}
 }
+
+// Refetch replaces a damaged object after it has compared the bytes. If no host has a good copy, the damaged
+// object stays.
+func TestRefetch(t *testing.T) {
+	ctx := t.Context()
+	b, local, data := newHost(t), folder(t), noise(5000)
+	s := join(t, local, Config{Piece: 1000}, b.addr)
+	for _, to := range []blob.Store{b, local} {
+		put(t, to, "x", data)
+	}
+	flip(t, local, "x", 7)
+	flip(t, b.Store, "x", 4000)
+	if err := s.Refetch(ctx, "x", 5000, sumOf(data)); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Refetch of a damaged copy = %v; want ErrDamaged", err)
+	}
+	if got, err := readAll(ctx, local, "x"); err != nil || got[7] == data[7] || got[4000] != data[4000] {
+		t.Errorf("the object was changed, %v", err)
+	}
+	flip(t, b.Store, "x", 4000)
+	must.Do(t, s.Refetch(ctx, "x", 5000, sumOf(data)))
+	if got, err := readAll(ctx, local, "x"); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("the object is not the good copy, %v", err)
+	}
+}
+
+// The hosts that keep a damaged copy are told of it, once for all of its ranges: also this host, by any of its
+// processes. A copy that was replaced, or whose host does not answer, is not damaged.
+func TestHostsAreToldOfDamage(t *testing.T) {
+	var mu sync.Mutex
+	told := map[string]int{}
+	serving := func(name string, store blob.Store) string {
+		s := &server{store: store, secret: secret, stall: patience, handshake: patience, damaged: func(object string) {
+			mu.Lock()
+			defer mu.Unlock()
+			told[name+" "+object]++
+		}}
+		addr, _ := startServer(t, s)
+		return addr
+	}
+	nobody, stop := startServer(t, &server{store: folder(t), secret: secret, stall: patience, handshake: patience})
+	stop()
+	local, there := folder(t), folder(t)
+	s := join(t, local, Config{Own: []string{nobody, serving("own", local)}}, serving("peer", there))
+	report := func(name string, errs ...error) {
+		r := must.Get(s.Open(t.Context(), name))(t)
+		defer r.Close()
+		for _, err := range errs {
+			r.(blob.CopyReader).Report(0, err)
+		}
+	}
+	wrong := errors.New("the checksum does not match")
+	for store, names := range map[blob.Store][]string{local: {"here", "replaced"}, there: {"there", "silent"}} {
+		for _, name := range names {
+			put(t, store, name, noise(5000))
+		}
+	}
+	report("here", wrong, wrong, wrong)
+	report("there", wrong, ErrUnreachable, wrong)
+	report("replaced", blob.ErrChanged)
+	report("silent", ErrUnreachable)
+	if err := s.peers[0].damaged(t.Context(), "../x"); err == nil {
+		t.Error("a name outside of the store was accepted")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if want := fmt.Sprint(map[string]int{"own here": 1, "peer there": 1}); fmt.Sprint(told) != want {
+		t.Errorf("the hosts were told %v; want %s", told, want)
+	}
+}

@@ -106,6 +106,9 @@ type Config struct {
 	// Host is the name of this host, for messages. Empty: "this host".
 	Host  string
 	Peers []Peer
+	// Own are the addresses at which processes of this host serve its objects. They are told of damaged
+	// objects of the local store.
+	Own []string
 	// Secret is the secret that all hosts of the job share. It must not be empty.
 	Secret []byte
 	// Stall is how long a peer may make no progress. After that, its requests fail, and further
@@ -150,6 +153,9 @@ type Store struct {
 	end       context.CancelFunc
 
 	requests, received atomic.Int64
+
+	mu   sync.Mutex
+	told map[string]time.Time // damaged objects whose hosts were told, by host and name; guarded by mu
 }
 
 // New returns the store of the objects in local and on the hosts of c. The error wraps
@@ -459,6 +465,42 @@ func (s *Store) Versions() bool { return true }
 // Traffic implements [blob.Meter]: the requests to peers, and the bytes that they sent.
 func (s *Store) Traffic() blob.Traffic {
 	return blob.Traffic{Requests: s.requests.Load(), Received: s.received.Load()}
+}
+
+// tellTime bounds how long the store waits for a host that it tells of a damaged object, and tellAgain is the
+// time after which it tells it again.
+const (
+	tellTime  = 2 * time.Second
+	tellAgain = time.Minute
+)
+
+// tell tells the host of a copy that its bytes are wrong. Without an answer, the copy stays as it is.
+func (s *Store) tell(c *place, name string) {
+	key := c.host + "\n" + name
+	s.mu.Lock()
+	last, known := s.told[key]
+	if s.told == nil {
+		s.told = map[string]time.Time{}
+	}
+	if known && time.Since(last) < tellAgain {
+		s.mu.Unlock()
+		return
+	}
+	s.told[key] = time.Now()
+	s.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(s.alive, tellTime)
+	defer cancel()
+	if c.peer != nil {
+		_ = c.peer.damaged(ctx, name)
+		return
+	}
+	for _, addr := range s.cfg.Own { // one of its processes is enough
+		p := &peer{Peer: Peer{Host: s.cfg.Host, Addr: addr}, s: s, slots: make(chan struct{}, 1)}
+		if p.damaged(ctx, name) == nil {
+			return
+		}
+	}
 }
 
 // report reports a copy that could not be used.

@@ -25,6 +25,8 @@ const (
 	listPath   = "/list"   // GET; prefix
 	statPath   = "/stat"   // GET; name
 	objectPath = "/object" // GET and DELETE; name; If-Match has the version
+	// damagedPath reports an object with wrong bytes.
+	damagedPath = "/damaged" // POST; name
 	// kindHeader has the kind of a refusal. A refusal without it says nothing about the object.
 	kindHeader = "Cairn-Error"
 	kindAbsent = "absent"
@@ -313,6 +315,16 @@ func (p *peer) remove(ctx context.Context, name, version string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return blob.ErrRemoved
 	}
+	if err == nil {
+		x.Close()
+	}
+	return err
+}
+
+// damaged reports that an object of the peer has wrong bytes.
+func (p *peer) damaged(ctx context.Context, name string) error {
+	h := http.Header{"Idempotency-Key": nil} // it may be sent again over another connection
+	x, err := p.ask(ctx, http.MethodPost, damagedPath, url.Values{"name": {name}}, h)
 	if err == nil {
 		x.Close()
 	}

@@ -166,10 +166,11 @@ func (r *reader) add(c place, size int64) bool {
 }
 
 // Report implements [blob.CopyReader]. It reports once for each reader that a host does not
-// answer, and each damaged range.
+// answer, and each damaged range. It also tells the host that keeps a damaged copy.
 func (r *reader) Report(n int, err error) {
 	r.mu.Lock()
-	host := r.places[n].host
+	c := r.places[n]
+	host := c.host
 	quiet := errors.Is(err, ErrUnreachable) && r.silent[host]
 	if errors.Is(err, ErrUnreachable) {
 		if r.silent == nil {
@@ -181,5 +182,8 @@ func (r *reader) Report(n int, err error) {
 
 	if !quiet {
 		r.s.report(host, r.name, err)
+	}
+	if !errors.Is(err, ErrUnreachable) && !errors.Is(err, blob.ErrChanged) {
+		r.s.tell(&c, r.name)
 	}
 }

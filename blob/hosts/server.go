@@ -39,7 +39,23 @@ const (
 // objects, but it writes none. The secret must not be empty, and the objects of store must have
 // versions, which their readers know. If the readers of store are blob.FileReaders, the kernel sends the bytes.
 func Serve(ctx context.Context, l net.Listener, store blob.Store, secret []byte) error {
+	return ServeWith(ctx, l, store, secret, nil)
+}
+
+// ServeOptions change how a host is served. Nil means the defaults.
+type ServeOptions struct {
+	// Damaged, if not nil, is called with the name of an object of store if a reader on any host has found
+	// that its bytes are not the right ones. It must not wait, and it must check the object: the reader may be
+	// wrong. It may be called from several goroutines at once.
+	Damaged func(name string)
+}
+
+// ServeWith is Serve with options.
+func ServeWith(ctx context.Context, l net.Listener, store blob.Store, secret []byte, opts *ServeOptions) error {
 	s := &server{store: store, secret: secret, stall: defaultStall, handshake: handshakeTime}
+	if opts != nil {
+		s.damaged = opts.Damaged
+	}
 	return s.serve(ctx, l)
 }
 
@@ -48,6 +64,7 @@ type server struct {
 	store            blob.Store
 	secret           []byte
 	stall, handshake time.Duration
+	damaged          func(name string) // nil: reports of damaged objects have no effect
 }
 
 func (s *server) serve(ctx context.Context, l net.Listener) error {
@@ -187,6 +204,7 @@ func (s *server) handler() http.Handler {
 	m := http.NewServeMux()
 	for pattern, answer := range map[string]func(w http.ResponseWriter, r *http.Request) error{
 		"GET " + listPath: s.list, "GET " + statPath: s.stat, "GET " + objectPath: s.object, "DELETE " + objectPath: s.remove,
+		"POST " + damagedPath: s.reported,
 	} {
 		m.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if r.ContentLength != 0 { // no question has a body, and none is read
@@ -341,6 +359,19 @@ func (s *server) remove(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 	}
 	return err
+}
+
+// reported passes the report of a damaged object on.
+func (s *server) reported(w http.ResponseWriter, r *http.Request) error {
+	name, err := nameOf(r)
+	if err != nil {
+		return err
+	}
+	if s.damaged != nil {
+		s.damaged(name)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
 }
 
 // patient is the answer to a peer that must take some bytes within the stall time.

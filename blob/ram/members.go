@@ -22,8 +22,10 @@ type Members struct {
 	// Secret is the proof of membership.
 	Secret []byte `json:"secret"`
 	// Epoch counts how often a job has begun to hold the run. A host with a lower one was away.
-	Epoch int64  `json:"epoch,omitempty"`
-	Hosts []Host `json:"hosts"`
+	Epoch int64 `json:"epoch,omitempty"`
+	// Copies is how many other hosts have a copy of each file. Zero: no checkpoint has copies yet.
+	Copies int    `json:"copies,omitempty"`
+	Hosts  []Host `json:"hosts"`
 }
 
 // Host is a host that holds a part of a run.
@@ -35,6 +37,8 @@ type Host struct {
 	Domain string `json:"domain,omitempty"`
 	// Addresses are where processes of the host serve its files, host:port.
 	Addresses []string `json:"addresses"`
+	// Interface is the name of the network interface of the addresses, if it is known.
+	Interface string `json:"interface,omitempty"`
 	// Left means that the host is not a host of the job any more. It may still have files.
 	Left bool `json:"left,omitempty"`
 }
@@ -134,6 +138,9 @@ func (m *Members) check() error {
 		}
 		seen[h.ID] = true
 	}
+	if m.Copies < 0 {
+		return fmt.Errorf("%d copies", m.Copies)
+	}
 	if len(m.Hosts) > 0 && len(m.Secret) == 0 {
 		return errors.New("there is no secret")
 	}
@@ -162,6 +169,11 @@ func (r Root) WriteMembers(run string, m *Members) error {
 	if err != nil {
 		return err
 	}
+	return replace(path, data)
+}
+
+// replace writes a file in one atomic step.
+func replace(path string, data []byte) error {
 	temp, err := writeTemp(path, data)
 	if err != nil {
 		return err
@@ -183,8 +195,10 @@ func (r Root) Remove(run string) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Clean(folder + membersTail)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, tail := range []string{sumsTail, membersTail} {
+		if err := os.Remove(filepath.Clean(folder + tail)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }

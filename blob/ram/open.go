@@ -49,6 +49,8 @@ type OpenOptions struct {
 	// Hosts are the ids of the hosts that are needed. If one of them does not answer, operations fail
 	// and name it. Nil: all hosts of the run.
 	Hosts []string
+	// Rate bounds the bytes per second of all calls of Fetch together. Zero: no bound.
+	Rate int64
 }
 
 // Open is OpenWith without options.
@@ -76,6 +78,12 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 	if err != nil {
 		return nil, err
 	}
+	var here []string
+	for _, h := range m.Hosts {
+		if h.ID == own {
+			here = h.Addresses
+		}
+	}
 	others := slices.DeleteFunc(m.Hosts, func(h Host) bool {
 		return h.ID == own || o.Hosts != nil && !slices.Contains(o.Hosts, h.ID)
 	})
@@ -95,7 +103,7 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 		})
 	}
 	wg.Wait()
-	s, err := hosts.New(local, hosts.Config{Peers: peers, Secret: m.Secret, Stall: o.Stall, Logger: blob.Logger(ctx)})
+	s, err := hosts.New(local, hosts.Config{Peers: peers, Own: here, Secret: m.Secret, Stall: o.Stall, Rate: o.Rate, Logger: blob.Logger(ctx)})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMembers, err)
 	}

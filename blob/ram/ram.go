@@ -6,6 +6,7 @@
 //	/dev/shm/cairn-1000/          the root: of one user, mode 0700
 //	    host                      the id of this host
 //	    llama.members             the hosts of the run llama
+//	    llama.sums                the checksums of its files on this host
 //	    llama/step-000000010/…    its checkpoints, as in any run
 package ram
 
@@ -38,17 +39,10 @@ type Root string
 // Here returns the folder of all runs in memory of this user on this host, and makes it. It has to
 // be a folder of this user that nobody else can enter.
 func Here() (Root, error) {
-	root := os.Getenv(Variable)
-	if root == "" {
-		if runtime.GOOS != "linux" {
-			return "", fmt.Errorf("%w: %s has no /dev/shm; set %s to a folder in memory", ErrRoot, runtime.GOOS, Variable)
-		}
-		root = "/dev/shm/cairn-" + strconv.Itoa(os.Getuid())
+	root, err := rootPath()
+	if err != nil {
+		return "", err
 	}
-	if !filepath.IsAbs(root) {
-		return "", fmt.Errorf("%w: %s is %q, want an absolute path", ErrRoot, Variable, root)
-	}
-
 	if err := os.Mkdir(root, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("%w: %w", ErrRoot, err)
 	}
@@ -60,6 +54,21 @@ func Here() (Root, error) {
 		return "", fmt.Errorf("%w: %s %w", ErrRoot, root, err)
 	}
 	return Root(root), nil
+}
+
+// rootPath returns the folder, which need not exist.
+func rootPath() (string, error) {
+	root := os.Getenv(Variable)
+	if root == "" {
+		if runtime.GOOS != "linux" {
+			return "", fmt.Errorf("%w: %s has no /dev/shm; set %s to a folder in memory", ErrRoot, runtime.GOOS, Variable)
+		}
+		root = "/dev/shm/cairn-" + strconv.Itoa(os.Getuid())
+	}
+	if !filepath.IsAbs(root) {
+		return "", fmt.Errorf("%w: %s is %q, want an absolute path", ErrRoot, Variable, root)
+	}
+	return root, nil
 }
 
 // Files of the root that are no folders of runs.
@@ -76,8 +85,8 @@ func (r Root) Folder(run string) (string, error) {
 	if !runName.MatchString(run) {
 		return "", fmt.Errorf("%w: memory://%s: the name of a run has 1 to 128 letters, digits, dots, dashes and underscores, and begins with a letter or a digit", blob.ErrAddress, run)
 	}
-	if run == hostFile || strings.HasSuffix(run, membersTail) {
-		return "", fmt.Errorf("%w: memory://%s: %q and names that end with %q are names of files of cairn", blob.ErrAddress, run, hostFile, membersTail)
+	if run == hostFile || strings.HasSuffix(run, membersTail) || strings.HasSuffix(run, sumsTail) {
+		return "", fmt.Errorf("%w: memory://%s: %q and names that end with %q or %q are names of files of cairn", blob.ErrAddress, run, hostFile, membersTail, sumsTail)
 	}
 	return filepath.Join(string(r), run), nil
 }
@@ -175,4 +184,29 @@ func (r Root) Runs() ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// Bytes returns the bytes of the files of a run on this host.
+func (r Root) Bytes(run string) (n int64, err error) {
+	folder, err := r.Folder(run)
+	if err != nil {
+		return 0, err
+	}
+	err = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return err
+		}
+		fi, err := d.Info()
+		if err == nil {
+			n += fi.Size()
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return n, err
 }

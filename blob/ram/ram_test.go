@@ -95,7 +95,7 @@ func TestDefaultRun(t *testing.T) {
 
 func TestFolderRefusesNames(t *testing.T) {
 	root := atRoot(t)
-	for _, run := range []string{"", ".", "..", ".hidden", "a/b", "a\\b", "a b", "ä", strings.Repeat("x", 129), "host", "llama.members"} {
+	for _, run := range []string{"", ".", "..", ".hidden", "a/b", "a\\b", "a b", "ä", strings.Repeat("x", 129), "host", "llama.members", "llama.sums"} {
 		if _, err := root.Folder(run); !errors.Is(err, blob.ErrAddress) {
 			t.Errorf("Folder(%q) = %v; want blob.ErrAddress", run, err)
 		}

@@ -32,6 +32,7 @@ from cairn.errors import (
     PickleWarning,
     ReplacedError,
     RepresentError,
+    RoomError,
     SaverError,
     SaveWarning,
     StateError,
@@ -66,9 +67,10 @@ __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CopyReport", "CorruptError",
     "ExistsError", "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError",
     "NotFoundError", "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError",
-    "RepresentError", "Rule", "Run", "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError", "StateError",
-    "SyncReport", "Synced", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UpdateReport", "UploadReport",
-    "VersionError", "at_most", "best", "convert", "every", "last", "latest", "left", "open", "tagged", "within",
+    "RepresentError", "RoomError", "Rule", "Run", "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError",
+    "StateError", "SyncReport", "Synced", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UpdateReport",
+    "UploadReport", "VersionError", "at_most", "best", "convert", "every", "last", "latest", "left", "open", "tagged",
+    "within",
 ]
 
 

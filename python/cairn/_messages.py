@@ -96,6 +96,8 @@ class SaveMessage(TypedDict, total=False):
     store: str
     remote: str
     local_bytes: int
+    copies: int
+    copy_rate: int
     format: str
     format_options: FormatOptions
     save_id: str

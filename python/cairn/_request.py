@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cairn import _ours, errors
 from cairn._address import address_of, join_address, memory_run
 from cairn._messages import FormatOptions, SaveMessage
-from cairn.runs import Member, Run
+from cairn.runs import Member, Run, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,8 @@ class SaveRequest:
     files_per_rank: int = 0
     remote: str | os.PathLike[str] | None = None
     local_bytes: int = 0
+    copies: int | None = None
+    copy_rate: int | None = None
     tensors_may_differ: bool = False
     save_id: str = ""
     """A new one, if it is empty. The one of rank 0 counts."""
@@ -43,6 +45,7 @@ class SaveRequest:
         path, remote = self.path, self.remote
         if not isinstance(path, (Run, Member)) and memory_run(address := address_of(path)) == address[len("memory://"):]:
             path = Run(address, keep="last 1")  # the run itself: the step names the folder
+        copies, copy_rate = positive("copies", self.copies), positive("copy_rate", self.copy_rate)
         if isinstance(path, Run):
             path = path.member(self.step)
         if isinstance(path, Member):
@@ -62,6 +65,10 @@ class SaveRequest:
         if local_bytes and remote is None:
             raise _wrong("local_bytes is set without remote: nothing could be removed")
         remote = None if remote is None else address_of(remote)
+        if isinstance(path, Member):
+            copies, copy_rate = copies or path.run.copies, copy_rate or path.run.copy_rate
+        if (copies or copy_rate) and memory_run(store) is None:
+            raise _wrong(f"copies and copy_rate are for saves to memory, and {store} is not in memory")
         json.dumps(self.format_options, allow_nan=False)
         if not isinstance(self.overwrite, bool | None):
             raise _wrong(f"overwrite is {self.overwrite!r}; want True, False or None")
@@ -69,7 +76,7 @@ class SaveRequest:
             raise _wrong(f"tags are {self.tags!r}; want strings")
         return dataclasses.replace(self, path=path if isinstance(path, Member) else store, step=step, metrics=metrics,
                                    files_per_rank=files_per_rank, local_bytes=local_bytes, remote=remote,
-                                   save_id=self.save_id or new_id())
+                                   copies=copies, copy_rate=copy_rate, save_id=self.save_id or new_id())
 
     @property
     def store(self) -> str:
@@ -127,6 +134,10 @@ class SaveRequest:
             message["tensors_may_differ"] = True
         if self.upload is not None:
             message["remote"], message["local_bytes"] = self.upload, self.local_bytes
+        if self.copies:
+            message["copies"] = self.copies
+        if self.copy_rate:
+            message["copy_rate"] = self.copy_rate
         return message
 
 

@@ -66,6 +66,10 @@ class UncertainError(CairnError):
     """It is unknown whether the checkpoint was published."""
 
 
+class RoomError(CairnError):
+    """A host has too little memory for the checkpoints of a run in memory: see docs/memory.md."""
+
+
 class OptionsError(CairnError, ValueError):
     """An option does not exist, contradicts another one, or has a wrong value."""
 
@@ -129,6 +133,7 @@ _CLASSES: dict[str, type[CairnError]] = {
     "storage.uncertain": UncertainError,
     "storage.version": VersionError,
     "storage.corrupt": CorruptError,
+    "memory.room": RoomError,
     "storage.options": OptionsError,
     "formats.unknown": OptionsError,
     "storage.represent": RepresentError,

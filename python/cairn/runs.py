@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cairn import _command, _ours, checkpoint as _checkpoint, errors
-from cairn._address import address_of, join_address, split_address
+from cairn._address import address_of, join_address, memory_run, split_address
 from cairn._messages import InRun
 from cairn.reports import Copy, Pruned, PruneReport, RunCheckpoint, SyncReport
 
@@ -149,6 +149,13 @@ def policy_text(policy: Policy | None) -> str:
     return ", ".join(map(str, parts))
 
 
+def positive(name: str, n: int | None) -> int | None:
+    """Returns an argument that is a positive integer or None."""
+    if n is not None and (n := operator.index(n)) < 1:
+        raise errors.OptionsError(f"{name} is {n}; want a positive number", ("storage.options",))
+    return n
+
+
 def _normal(text: str) -> str:
     """Returns the text of a policy as the program cairn writes it, such as "every day" for "every 1 day"."""
     with tempfile.TemporaryDirectory(prefix="cairn-") as empty:
@@ -268,7 +275,8 @@ class Run:
     few steps; see docs/memory.md. ``latest`` and ``cairn.torch.load`` then find the newest checkpoint in memory or at
     path. The attribute ``memory`` is the run in memory, or None. A save to memory replaces the last one. Before it,
     keep_if, such as ``lambda: math.isfinite(loss)``, is called on all ranks: if it returns False on any of them, there
-    is no save, and the last one stays.
+    is no save, and the last one stays. copies is how many other hosts keep a copy of each file, 1 by default, and
+    copy_rate bounds the bytes per second of copies that each host receives.
 
     A run remembers its settings in a file of its folder when it is saved to. Without keep, remote and
     keep_remote, ``checkpoints``, ``prune``, ``sync`` and ``tag`` use these.
@@ -277,7 +285,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
                  remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False,
                  remember: bool = False, save: Policy | None = None, memory: Policy | None = None,
-                 keep_if: Callable[[], bool] | None = None):
+                 keep_if: Callable[[], bool] | None = None, copies: int | None = None, copy_rate: int | None = None):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -300,12 +308,21 @@ class Run:
         self._keep_if = keep_if
         if keep_if is not None and memory is None:
             raise errors.OptionsError("keep_if is set without memory", ("storage.options",))
+        self.copies: int | None = positive("copies", copies)
+        """How many other hosts keep a copy of each file in memory; None means one."""
+        self.copy_rate: int | None = positive("copy_rate", copy_rate)
+        """The most bytes per second that a host receives for the copies; None means no bound."""
         if memory is not None:
-            self.memory = Run(f"memory://{_memory_name(self.path)}", keep="last 1", alone=True, save=memory)
+            self.memory = Run(f"memory://{_memory_name(self.path)}", keep="last 1", alone=True, save=memory,
+                              copies=copies, copy_rate=copy_rate)
+            self.copies = self.copy_rate = None
+        elif (copies or copy_rate) and memory_run(self.path) is None:
+            raise errors.OptionsError("copies and copy_rate are set without memory", ("storage.options",))
 
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
-                "remember": self.remember, "memory": self.memory and self.memory.path}
+                "remember": self.remember, "memory": self.memory and self.memory.path, "copies": self.copies,
+                "copy_rate": self.copy_rate}
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:

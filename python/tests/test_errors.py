@@ -48,6 +48,7 @@ class Errors(unittest.TestCase):
             (["storage.version"], cairn.VersionError, ()),
             (["storage.changed"], cairn.ChangedError, ()),
             (["storage.uncertain"], cairn.UncertainError, ()),
+            (["memory.full", "memory.room"], cairn.RoomError, ()),
             (["storage.options"], cairn.OptionsError, (ValueError,)),
             (["formats.unknown"], cairn.OptionsError, ()),
             (["storage.represent"], cairn.RepresentError, ()),

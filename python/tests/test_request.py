@@ -7,6 +7,7 @@ import pathlib
 import re
 import tempfile
 import unittest
+import unittest.mock
 
 import cairn
 from cairn import _ours
@@ -93,6 +94,21 @@ class Messages(unittest.TestCase):
         self.assertEqual(request.message()["run"], {"refer": True})  # the save after it goes on from it
         self.assertEqual(request.title(), f"save to '{os.path.basename(self.folder)}/step-000000008', step 8")
 
+    def test_copies_in_memory(self):
+        for path in ("memory:llama", cairn.Run("memory:llama", copies=3, copy_rate=7)):
+            message = self.message(path, step=1, copies=2, copy_rate=1000)
+            self.assertEqual((message["copies"], message["copy_rate"]), (2, 1000))
+        message = self.message(cairn.Run("memory:llama", copies=3, copy_rate=7), step=1)
+        self.assertEqual((message["copies"], message["copy_rate"]), (3, 7))
+        with unittest.mock.patch.dict(os.environ, CAIRN_RUN="job"):
+            run = cairn.Run(self.folder, memory="every 2 steps", copies=2, copy_rate=9)
+        self.assertEqual((self.message(run.memory, step=1)["copies"], run.memory.copy_rate), (2, 9))
+        self.assertNotIn("copies", self.message(run, step=1))
+        self.assertNotIn("copies", self.message("memory:llama", step=1))
+        for wrong in ({"copies": 2}, {"copy_rate": 2}, {"copies": 0}):
+            with self.subTest(wrong), self.assertRaises(cairn.OptionsError):
+                cairn.Run(self.folder, **wrong)
+
     def test_metrics(self):
         metrics = {"a": 1, "b": math.nan, "c": math.inf, "d": -math.inf}
         want = {"a": 1.0, "b": "NaN", "c": "+Inf", "d": "-Inf"}
@@ -102,6 +118,7 @@ class Messages(unittest.TestCase):
         file = os.path.join(self.folder, "file")
         pathlib.Path(file).touch()
         for fields in ({"path": file}, {"path": f"{file}/below"}, {"step": 1 << 63}, {"local_bytes": 1},
+                       {"copies": 1}, {"copy_rate": 1}, {"path": "memory:x", "step": 1, "copies": -1},
                        {"overwrite": "no"}, {"tags": {"a": 1}}, {"metrics": {"a": "x"}}, {"metrics": {1: 1}},
                        {"path": cairn.Run(self.folder)}, {"path": ""},
                        {"path": cairn.Run(self.folder), "step": 1, "remote": self.folder}):

@@ -23,6 +23,9 @@ const (
 	maxSaveID = 64
 )
 
+// RecordName is the name of the file that makes a checkpoint complete.
+const RecordName = recordName
+
 // checkSaveID returns an error that wraps blob.ErrName unless id has 1 to maxSaveID
 // lower-case letters, digits and dashes, and neither begins nor ends with a dash.
 func checkSaveID(id string) error {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/background/memory"
@@ -73,6 +74,11 @@ func (j job) save(t testing.TB, s *jobtest.Trained, step int64) {
 
 // saveStep saves the part of a rank in memory, with copies on other hosts.
 func saveStep(ctx context.Context, t testing.TB, g group.Group, m *memory.Job, store blob.Store, s *jobtest.Trained, step int64) (*memory.Report, error) {
+	return saveCopies(ctx, t, g, m, store, s, step, memory.Saved{})
+}
+
+// saveCopies is saveStep with the numbers of a memory.Saved.
+func saveCopies(ctx context.Context, t testing.TB, g group.Group, m *memory.Job, store blob.Store, s *jobtest.Trained, step int64, saved memory.Saved) (*memory.Report, error) {
 	folder := run.FolderName(step)
 	at, err := blob.NewSub(store, folder)
 	if err != nil {
@@ -83,9 +89,8 @@ func saveStep(ctx context.Context, t testing.TB, g group.Group, m *memory.Job, s
 		return nil, err
 	}
 	rep, err := cairn.Save(ctx, at, s.Parts(t, g.Rank(), g.Size()), &cairn.SaveOptions{Group: g, Step: &step, Writer: w})
-	saved := memory.Saved{}
 	if err == nil {
-		saved = memory.Saved{SaveID: rep.SaveID, Files: rep.Wrote}
+		saved.SaveID, saved.Files = rep.SaveID, rep.Wrote
 		if g.Rank() == 0 {
 			saved.Last = w.(storage.Publisher).Published()
 		}
@@ -149,6 +154,59 @@ func TestLosingAHost(t *testing.T) {
 	t.Run("all hosts are there", func(t *testing.T) { job(hosts).load(t, s, 10) })
 }
 
+// With two copies, any two hosts may be lost. A later save may have one copy.
+func TestLosingTwoHosts(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t), newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	save := func(step int64, copies int) {
+		job(hosts).run(t, func(ctx context.Context, g group.Group, m *memory.Job, store blob.Store) error {
+			var saved memory.Saved
+			if g.Rank() == 0 {
+				saved.Copies = copies // the number of rank 0 counts
+			}
+			_, err := saveCopies(ctx, t, g, m, store, s, step, saved)
+			return err
+		})
+	}
+	save(10, 2)
+	if m := must.Get(hosts[3].ReadMembers("llama"))(t); m.Copies != 2 {
+		t.Errorf("the hosts have %d copies; want 2", m.Copies)
+	}
+	save(20, 1)
+	for a := range hosts {
+		for b := a + 1; b < len(hosts); b++ {
+			var left job
+			for i, h := range hosts {
+				if i != a && i != b {
+					left = append(left, move(t, h))
+				}
+			}
+			left.load(t, s, 10)
+		}
+	}
+}
+
+// A rate bounds how fast a host receives its copies, whatever the number of its ranks is.
+func TestRateOfCopies(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job{hosts[0], hosts[0], hosts[1], hosts[1]}.run(t, func(ctx context.Context, g group.Group, m *memory.Job, store blob.Store) error {
+		free, err := saveCopies(ctx, t, g, m, store, s, 10, memory.Saved{})
+		if err != nil {
+			return err
+		}
+		rate := free.Bytes // both hosts receive about half of the bytes, so it takes about half a second
+		slow, err := saveCopies(ctx, t, g, m, store, s, 20, memory.Saved{Rate: rate})
+		if err != nil {
+			return err
+		}
+		if slow.Bytes < rate/2 || slow.Time < time.Second/5 {
+			return fmt.Errorf("%d bytes at %d bytes per second took %v", slow.Bytes, rate, slow.Time)
+		}
+		return nil
+	})
+}
+
 // If both hosts of a byte are lost, the load says which file is missing, and a checkpoint that is
 // only partly there is not complete.
 func TestLosingBothCopies(t *testing.T) {
@@ -205,12 +263,62 @@ func TestDamagedCopies(t *testing.T) {
 		t.Fatalf("the first host has the data files %q; want its own one and a copy", files)
 	}
 	for _, path := range files {
-		data := must.Get(os.ReadFile(path))(t)
-		data[len(data)/2] ^= 1
-		must.Do(t, os.Chmod(path, 0o600))
-		must.Do(t, os.WriteFile(path, data, 0o600))
+		flip(t, path)
 	}
 	job(hosts).load(t, s, 10)
+}
+
+// flip flips a bit of a file.
+func flip(t testing.TB, path string) {
+	data := must.Get(os.ReadFile(path))(t)
+	data[len(data)/2] ^= 1
+	must.Do(t, os.Chmod(path, 0o600))
+	must.Do(t, os.WriteFile(path, data, 0o600))
+}
+
+// A load that finds damaged files has the hosts that keep them fetch them again: a file that the rank reads on its own host,
+// one that it reads on another host, and a record.
+func TestDamagedFilesAreReplaced(t *testing.T) {
+	hosts := []ram.Root{newHost(t), newHost(t)}
+	s := jobtest.NewTrained(t, 1)
+	job(hosts).save(t, s, 10)
+	at := func(host int) string { return filepath.Join(string(hosts[host]), "llama", run.FolderName(10)) }
+	good := map[string][]byte{}
+	for host := range hosts {
+		must.Do(t, filepath.WalkDir(at(host), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				good[path] = must.Get(os.ReadFile(path))(t)
+			}
+			return err
+		}))
+	}
+	if len(good) != 8 { // two data files, an index and a record, on each host
+		t.Fatalf("the hosts have %d files; want 8", len(good))
+	}
+
+	files := must.Get(filepath.Glob(filepath.Join(at(0), "*.safetensors")))(t)
+	flip(t, files[0])
+	flip(t, filepath.Join(at(1), filepath.Base(files[1])))
+	flip(t, filepath.Join(at(1), "cairn.json"))
+	job(hosts).run(t, func(ctx context.Context, g group.Group, _ *memory.Job, store blob.Store) error {
+		if err := loadStep(ctx, t, g, store, s, 10); err != nil || g.Rank() != 0 {
+			return err
+		}
+		for wait := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			bad := ""
+			for path, want := range good {
+				if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+					bad = path
+				}
+			}
+			if bad == "" {
+				return nil
+			}
+			if time.Now().After(wait) {
+				return fmt.Errorf("%s is still damaged", bad)
+			}
+		}
+	})
 }
 
 // A step is saved again with other values. Every host then has the new checkpoint, and nothing of

@@ -26,7 +26,7 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
          tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool | None = None,
          format: str = "native", format_options: FormatOptions | None = None, files_per_rank: int = 0,
          remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
-         may_differ: bool = False) -> SaveReport:
+         may_differ: bool = False, copies: int | None = None, copy_rate: int | None = None) -> SaveReport:
     """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
 
     >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, "run/step-100", step=100)
@@ -37,7 +37,8 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
     """
     handle = async_save(state, path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
                         format_options=format_options, files_per_rank=files_per_rank, remote=remote,
-                        local_bytes=local_bytes, alone=alone, may_differ=may_differ)
+                        local_bytes=local_bytes, alone=alone, may_differ=may_differ, copies=copies,
+                        copy_rate=copy_rate)
     report = handle.result()
     handle.copied.result()
     handle.uploaded.result()
@@ -49,7 +50,8 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
                overwrite: bool | None = None, format: str = "native",
                format_options: FormatOptions | None = None, files_per_rank: int = 0,
                overlap: bool = False, remote: str | os.PathLike[str] | None = None, local_bytes: int = 0,
-               alone: bool = False, may_differ: bool = False) -> Handle:
+               alone: bool = False, may_differ: bool = False, copies: int | None = None,
+               copy_rate: int | None = None) -> Handle:
     """Saves a state in the background. All ranks call it.
 
     >>> w = torch.ones(3)
@@ -87,13 +89,15 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
     them. If there is still no room, the save goes to remote at once.
 
     path may be ``"memory:RUN"``, the memory of the hosts of the job, with step. Each host then holds the files of its
-    ranks and copies of files of other hosts; see ``Handle.copied`` and docs/memory.md.
+    ranks and copies of files of other hosts; see ``Handle.copied`` and docs/memory.md. copies is how many other hosts
+    keep a copy of each file, 1 by default, and copy_rate bounds the bytes per second of copies that a host receives.
 
     With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     request = SaveRequest(path=path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
                           format_options=format_options, files_per_rank=files_per_rank, remote=remote,
-                          local_bytes=local_bytes, tensors_may_differ=may_differ)
+                          local_bytes=local_bytes, tensors_may_differ=may_differ, copies=copies,
+                          copy_rate=copy_rate)
     return begin(request, lambda j: describe(j, state, alone), alone=alone, overlap=overlap)
 
 

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn"
+	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/inspect"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -19,9 +22,65 @@ import (
 // logResult is the output of 'cairn log --json'.
 type logResult struct {
 	*run.Log
+	// Memory are the runs that jobs have beside this one in the memory of this host.
+	Memory []logInMemory `json:"memory,omitempty"`
 
 	// The flags that replace settings, for the commands of hints.
 	syncFlags, pruneFlags string
+}
+
+// logInMemory is a run in the memory of this host, beside a durable run.
+type logInMemory struct {
+	Path        string       `json:"path"`
+	Checkpoints []run.Logged `json:"checkpoints"`
+	Problem     string       `json:"problem,omitempty"`
+}
+
+// inMemory returns the runs that jobs have beside a run in the memory of this host. An error is a problem
+// of one of them.
+func inMemory(ctx context.Context, address string) (out []logInMemory) {
+	names, err := ram.RunsBeside(address)
+	if err != nil {
+		return nil // the address was used before
+	}
+	for _, name := range names {
+		x := logInMemory{Path: "memory://" + name, Checkpoints: []run.Logged{}}
+		r, err := run.Open(ctx, x.Path, "")
+		var all []run.Checkpoint
+		if err == nil {
+			all, err = r.Checkpoints(ctx)
+		}
+		var l *run.Log
+		if err == nil && len(all) > 0 {
+			l, err = r.Log(all, run.Settings{}, false)
+		}
+		if l != nil {
+			x.Checkpoints = l.Checkpoints
+		}
+		if err != nil {
+			x.Problem = err.Error()
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// printInMemory prints the runs in memory beside a run.
+func printInMemory(o *output, all []logInMemory) {
+	for _, m := range all {
+		if len(m.Checkpoints) > 0 {
+			o.remark("\nin memory, on the hosts of the job: %s\n", m.Path)
+			t := newRows("CHECKPOINT", ">STEP", ">AGE", ">SIZE", "STATE")
+			for i := range m.Checkpoints {
+				c := &m.Checkpoints[i]
+				t.add(clean(c.Name), formatStep(c.Step), formatAge(c.Time), formatBytes(c.Bytes), formatState(c, false))
+			}
+			o.table(t)
+		}
+		if m.Problem != "" {
+			o.warn("%s: %s", m.Path, clean(oneLine(m.Problem)))
+		}
+	}
 }
 
 func newLogCmd() *cobra.Command {
@@ -51,6 +110,10 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	var unreadable error // the settings are damaged: the checkpoints are listed all the same
 	if errors.Is(err, cairn.ErrCorrupt) {
 		unreadable = err
+	}
+	beside := inMemory(ctx, address)
+	saved := slices.ContainsFunc(beside, func(m logInMemory) bool { return len(m.Checkpoints) > 0 })
+	if unreadable != nil || saved && errors.Is(err, fs.ErrNotExist) { // there may be saves to memory only
 		r, err = run.Open(ctx, address, f.remote)
 		err = errors.Join(err, f.apply(cmd, &s))
 	}
@@ -62,7 +125,7 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if err != nil {
 		return err
 	}
-	if len(all) == 0 {
+	if len(all) == 0 && !saved {
 		return cmp.Or(unreadable, noCheckpoints(ctx, address))
 	}
 
@@ -70,11 +133,14 @@ func runLog(cmd *cobra.Command, f *settingsFlags, address, best string) error {
 	if err != nil {
 		return err
 	}
-	res := &logResult{l, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
+	res := &logResult{l, beside, f.given(cmd, "remote", "keep-remote"), f.given(cmd, "keep", "remote", "keep-remote")}
 	if by == nil {
 		return cmp.Or(o.result(res, func() {
-			printLog(o, res)
-			res.printTotals(o)
+			if len(all) > 0 {
+				printLog(o, res)
+				res.printTotals(o)
+			}
+			printInMemory(o, beside)
 		}), unreadable)
 	}
 

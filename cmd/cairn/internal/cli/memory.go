@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -40,6 +41,10 @@ type memoryHost struct {
 	Name    string `json:"name"`
 	Domain  string `json:"domain,omitempty"`
 	Address string `json:"address"`
+	// Interface is the name of the network interface of the address.
+	Interface string `json:"interface,omitempty"`
+	// CopiesOn are the ids of the hosts that keep copies of its files.
+	CopiesOn []string `json:"copies_on,omitempty"`
 	// State is "here", "answers", "silent" or "left".
 	State string `json:"state"`
 }
@@ -76,19 +81,23 @@ func runMemory(cmd *cobra.Command) error {
 
 // look finds out the hosts and the checkpoints of the run.
 func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
-	folder, err := root.Folder(r.Run)
-	if err == nil {
-		r.Bytes, err = bytesBelow(folder)
-	}
-	if err != nil {
+	var err error
+	if r.Bytes, err = root.Bytes(r.Run); err != nil {
 		return err
 	}
 	m, err := root.ReadMembers(r.Run)
 	if err != nil {
 		return err
 	}
+	var staying []ram.Host
 	for _, h := range m.Hosts {
-		x := memoryHost{ID: h.ID, Name: h.Name, Domain: h.Domain, State: "answers"}
+		if !h.Left {
+			staying = append(staying, h)
+		}
+	}
+	partners := memory.Partners(staying, m.Copies)
+	for _, h := range m.Hosts {
+		x := memoryHost{ID: h.ID, Name: h.Name, Domain: h.Domain, Interface: h.Interface, CopiesOn: partners[h.ID], State: "answers"}
 		address, err := h.Reach(ctx, m.Secret)
 		x.Address = address
 		switch {
@@ -120,36 +129,28 @@ func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
 	return err
 }
 
-// bytesBelow returns the bytes of the files below a folder.
-func bytesBelow(folder string) (n int64, err error) {
-	err = filepath.WalkDir(folder, func(_ string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed meanwhile
-		}
-		if err != nil || d.IsDir() {
-			return err
-		}
-		fi, err := d.Info()
-		if err == nil {
-			n += fi.Size()
-		}
-		return nil
-	})
-	return n, err
-}
-
 func printMemory(o *output, res *memoryResult) {
 	if len(res.Runs) == 0 {
 		o.remark("%s: no runs in memory\n", clean(res.Path))
 		return
 	}
-	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOSTS")
+	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOST", "STATE", "NETWORK", "COPIES ON")
 	for _, r := range res.Runs {
-		var hosts []string
+		cells := []string{r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes)}
+		names := map[string]string{}
 		for _, h := range r.Hosts {
-			hosts = append(hosts, fmt.Sprintf("%s (%s)", h.Name, h.State))
+			names[h.ID] = h.Name
 		}
-		t.add(r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes), clean(strings.Join(hosts, ", ")))
+		for _, h := range r.Hosts {
+			var on []string
+			for _, id := range h.CopiesOn {
+				on = append(on, names[id])
+			}
+			t.add(append(slices.Clone(cells), clean(h.Name), h.State, clean(strings.TrimSpace(h.Interface+" "+h.Address)), clean(strings.Join(on, ", ")))...)
+		}
+		if len(r.Hosts) == 0 {
+			t.add(append(cells, "", "", "", "")...)
+		}
 	}
 	o.table(t)
 	for _, r := range res.Runs {
@@ -200,7 +201,7 @@ func runMemoryRm(cmd *cobra.Command, name string, force bool) error {
 		}
 	}
 	res := removedMemory{Path: "memory://" + name}
-	if res.Bytes, err = bytesBelow(folder); err != nil {
+	if res.Bytes, err = root.Bytes(name); err != nil {
 		return err
 	}
 	if err := root.Remove(name); err != nil {
