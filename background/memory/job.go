@@ -59,10 +59,18 @@ type Options struct {
 
 // arrival is what a process says about itself.
 type arrival struct {
-	Host   ram.Host
-	Secret []byte     // of the run as it is on the host of the process
-	Epoch  int64      // the same
-	Known  []ram.Host // the hosts that have held the run so far
+	Host      ram.Host
+	Secret    []byte     // of the run as it is on the host of the process
+	Epoch     int64      // the same
+	Confirmed int64      // the same
+	Known     []ram.Host // the hosts that have held the run so far
+}
+
+// compare compares how recent the run is on the hosts of two processes. Hosts may have been separated, and
+// jobs may have held the run on either side. Then the last checkpoint that had its copies counts: a job
+// without one may have left no checkpoint that can be loaded.
+func (a *arrival) compare(b *arrival) int {
+	return cmp.Or(cmp.Compare(a.Confirmed, b.Confirmed), cmp.Compare(a.Epoch, b.Epoch))
 }
 
 // meeting is what the processes agree on.
@@ -93,7 +101,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 			}
 			return a, err
 		},
-		func(_ context.Context, all []arrival) (meeting, error) { return meet(all), nil })
+		func(_ context.Context, all []arrival) (meeting, error) { return meet(all, time.Now()), nil })
 	if err != nil {
 		return nil, err
 	}
@@ -135,13 +143,14 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 	return j, nil
 }
 
-// confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
-// copies, so their files are not needed any more.
+// confirm notes that a checkpoint of this job has its copies, and removes the hosts that have left from the list
+// of hosts: their files are not needed any more.
 func (j *Job) confirm() error {
 	m, err := j.Root.ReadMembers(j.Run)
 	if err != nil {
 		return err
 	}
+	m.Confirmed = m.Epoch
 	m.Hosts = slices.DeleteFunc(m.Hosts, func(h ram.Host) bool { return h.Left })
 	return j.Root.WriteMembers(j.Run, m)
 }
@@ -229,11 +238,13 @@ func arrive(root ram.Root, run, toward string) (net.Listener, arrival, error) {
 		name = at.String()
 	}
 	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}}
-	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Known: known.Hosts}, nil
+	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Confirmed: known.Confirmed, Known: known.Hosts}, nil
 }
 
-// meet returns the hosts of the job, and the hosts that hold parts of the run from before.
-func meet(all []arrival) meeting {
+// meet returns the hosts of the job, and the hosts that hold parts of the run from before. The number of the job
+// is larger than those of all jobs that its hosts know, whatever the clock says. It depends on the clock so that jobs on hosts
+// that are separated have different numbers.
+func meet(all []arrival, now time.Time) meeting {
 	var out ram.Members
 	at := map[string]int{}
 	add := func(h ram.Host) {
@@ -256,8 +267,11 @@ func meet(all []arrival) meeting {
 			add(h)
 		}
 	}
-	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) })
-	out.Epoch = latest.Epoch + 1
+	latest := slices.MaxFunc(all, func(a, b arrival) int { return a.compare(&b) })
+	out.Epoch, out.Confirmed = now.UnixMicro(), latest.Confirmed
+	for _, a := range all {
+		out.Epoch = max(out.Epoch, a.Epoch+1)
+	}
 	out.Secret = latest.Secret // hosts that have left know no other one
 	if len(out.Secret) == 0 {
 		out.Secret = make([]byte, 32)
@@ -265,7 +279,7 @@ func meet(all []arrival) meeting {
 	}
 	met := meeting{Members: out}
 	for _, a := range all {
-		if a.Epoch == latest.Epoch && !slices.Contains(met.Latest, a.Host.ID) {
+		if a.compare(&latest) == 0 && !slices.Contains(met.Latest, a.Host.ID) {
 			met.Latest = append(met.Latest, a.Host.ID)
 		}
 	}

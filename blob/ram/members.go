@@ -21,9 +21,11 @@ type Members struct {
 	Version int `json:"version"`
 	// Secret is the proof of membership.
 	Secret []byte `json:"secret"`
-	// Epoch counts how often a job has begun to hold the run. A host with a lower one was away.
-	Epoch int64  `json:"epoch,omitempty"`
-	Hosts []Host `json:"hosts"`
+	// Epoch is the number of the last job that has begun to hold the run on this host: larger than those of
+	// the jobs before. Confirmed is the number of the last one of which a checkpoint had its copies.
+	Epoch     int64  `json:"epoch,omitempty"`
+	Confirmed int64  `json:"confirmed,omitempty"`
+	Hosts     []Host `json:"hosts"`
 }
 
 // Host is a host that holds a part of a run.

@@ -261,6 +261,23 @@ func TestHostThatWasAway(t *testing.T) {
 	}
 }
 
+// Jobs have held the run on two hosts and on the two others, in turn. On the first ones, no checkpoint had its
+// copies. The checkpoint of the others counts when all hosts are there again, although it has the step of an older one.
+func TestHostsThatWereSeparated(t *testing.T) {
+	all := job{newHost(t), newHost(t), newHost(t), newHost(t)}
+	old, s := jobtest.NewTrained(t, 1), jobtest.NewTrained(t, 1)
+	s.Step()
+	all.save(t, old, 10)
+	nothing := func(context.Context, group.Group, *memory.Job, blob.Store) error { return nil }
+	job{all[1], all[3]}.run(t, nothing)
+	job{all[0], all[2]}.save(t, s, 10)
+	for range 2 {
+		job{all[3], all[1]}.run(t, nothing)
+	}
+	all.load(t, s, 10)
+	job{all[3], all[2], all[1], all[0]}.load(t, s, 10)
+}
+
 // saveIDs returns the ids of the saves of which a host has files of a step.
 func saveIDs(t testing.TB, root ram.Root, step int64) []string {
 	var out []string
