@@ -116,7 +116,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 		if err != nil {
 			return err
 		}
-		j.stop = serve(listener, store, members.Secret, o.Logger)
+		j.stop = serve(listener, served{store, j}, members.Secret, o.Logger)
 		listener = nil
 		return nil
 	})
@@ -157,7 +157,35 @@ func (j *Job) confirm() error {
 
 // Open returns the store of the files of the run on all of its hosts.
 func (j *Job) Open(ctx context.Context) (blob.Store, error) {
-	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall})
+	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Check: j.Check})
+}
+
+// served are the files of this host, as other hosts see them. Processes of a job that is over may still
+// remove checkpoints. The job that holds the run now has other servers, which these processes do not know.
+type served struct {
+	blob.Store
+	j *Job
+}
+
+var _ blob.VersionRemover = served{}
+
+// Unwrap implements [blob.Wrapper].
+func (s served) Unwrap() blob.Store { return s.Store }
+
+// Remove implements [blob.Store].
+func (s served) Remove(ctx context.Context, name string) error {
+	if err := s.j.Check(); err != nil {
+		return err
+	}
+	return s.Store.Remove(ctx, name)
+}
+
+// RemoveVersion implements [blob.VersionRemover].
+func (s served) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := s.j.Check(); err != nil {
+		return err
+	}
+	return blob.RemoveVersion(ctx, s.Store, name, version)
 }
 
 // serve offers the files in store to the other hosts until stop is called.
