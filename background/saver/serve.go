@@ -180,8 +180,8 @@ func (s *server) finish(err error) {
 	s.work.Wait()
 	s.saves.waitTended()
 	s.runs.close()
+	s.peers.leave() // the other savers must not wait for this one while it serves files
 	s.memories.close()
-	s.peers.leave()
 }
 
 // logEnd logs that the conversation with the trainer is over.
