@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/hosts"
-	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 )
 
@@ -62,7 +60,8 @@ func (j *Job) catchUp(ctx context.Context, met *meeting) error {
 		if err == nil && !same && opens(ctx, others, path.Dir(info.Name)) {
 			err = local.Remove(ctx, info.Name)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another rank of this host may have removed it
+		// Another rank of this host may have removed it, or a saver of the job before, from all hosts.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, blob.ErrChanged) {
 			return err
 		}
 	}
@@ -82,13 +81,8 @@ func opens(ctx context.Context, s blob.Store, folder string) bool {
 // latest returns the store of the files of the hosts that were hosts of the job before, without the files of
 // this host. end closes it.
 func (j *Job) latest(met *meeting) (store blob.Store, end func(), err error) {
-	empty, err := os.MkdirTemp(string(j.Root), ".cairn-tmp-*")
+	nothing, err := (j.Root + "/.nothing").OpenLocal(j.Run) // a folder that is never made
 	if err != nil {
-		return nil, nil, err
-	}
-	nothing, err := ram.Root(empty).OpenLocal(j.Run)
-	if err != nil {
-		os.RemoveAll(empty)
 		return nil, nil, err
 	}
 	c := hosts.Config{Secret: met.Members.Secret, Stall: j.stall}
@@ -99,14 +93,13 @@ func (j *Job) latest(met *meeting) (store blob.Store, end func(), err error) {
 	}
 	s, err := hosts.New(nothing, c)
 	if err != nil {
-		os.RemoveAll(empty)
 		return nil, nil, err
 	}
-	return s, func() { s.Close(); os.RemoveAll(empty) }, nil
+	return s, s.Close, nil
 }
 
 // held reports whether one of the other hosts has the same bytes of an object as this one. The error wraps
-// fs.ErrNotExist if the object was removed meanwhile.
+// fs.ErrNotExist or blob.ErrChanged if the object was removed meanwhile.
 func held(ctx context.Context, name string, local, others blob.Store) (bool, error) {
 	mine, err := blob.ReadAll(ctx, local, name, maxCompared)
 	if err != nil {

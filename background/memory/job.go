@@ -61,11 +61,19 @@ type Options struct {
 
 // arrival is what a process says about itself.
 type arrival struct {
-	Host   ram.Host
-	Secret []byte     // of the run as it is on the host of the process
-	Epoch  int64      // the same
-	Copies int        // the same
-	Known  []ram.Host // the hosts that have held the run so far
+	Host      ram.Host
+	Secret    []byte     // of the run as it is on the host of the process
+	Epoch     int64      // the same
+	Confirmed int64      // the same
+	Copies    int        // the same
+	Known     []ram.Host // the hosts that have held the run so far
+}
+
+// compare compares how recent the run is on the hosts of two processes. Hosts may have been separated, and
+// jobs may have held the run on either side. Then the last checkpoint that had its copies counts: a job
+// without one may have left no checkpoint that can be loaded.
+func (a *arrival) compare(b *arrival) int {
+	return cmp.Or(cmp.Compare(a.Confirmed, b.Confirmed), cmp.Compare(a.Epoch, b.Epoch))
 }
 
 // meeting is what the processes agree on.
@@ -96,7 +104,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 			}
 			return a, err
 		},
-		func(_ context.Context, all []arrival) (meeting, error) { return meet(all), nil })
+		func(_ context.Context, all []arrival) (meeting, error) { return meet(all, time.Now()), nil })
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +119,7 @@ func Join(ctx context.Context, g group.Group, root ram.Root, run string, opts *O
 		if err != nil {
 			return err
 		}
-		j.stop = j.serve(listener, store, members.Secret, o.Logger)
+		j.stop = j.serve(listener, served{store, j}, members.Secret, o.Logger)
 		listener = nil
 		return nil
 	})
@@ -166,13 +174,14 @@ func (j *Job) tellPartners(copies int) {
 	j.inform("memory: hosts keep copies for each other", "host", j.host().Label(), "its_copies_on", on, "keeps_copies_of", of)
 }
 
-// confirm removes the hosts that have left from the list of hosts: a checkpoint of this job has its
-// copies, so their files are not needed any more. It also notes the number of copies.
+// confirm notes that a checkpoint of this job has its copies, and how many, and removes the hosts that have left
+// from the list of hosts: their files are not needed any more.
 func (j *Job) confirm(copies int) error {
 	m, err := j.Root.ReadMembers(j.Run)
 	if err != nil {
 		return err
 	}
+	m.Confirmed = m.Epoch
 	m.Hosts = slices.DeleteFunc(m.Hosts, func(h ram.Host) bool { return h.Left })
 	m.Copies = copies
 	return j.Root.WriteMembers(j.Run, m)
@@ -180,7 +189,35 @@ func (j *Job) confirm(copies int) error {
 
 // Open returns the store of the files of the run on all of its hosts.
 func (j *Job) Open(ctx context.Context) (blob.Store, error) {
-	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall})
+	return j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Check: j.Check})
+}
+
+// served are the files of this host, as other hosts see them. Processes of a job that is over may still
+// remove checkpoints. The job that holds the run now has other servers, which these processes do not know.
+type served struct {
+	blob.Store
+	j *Job
+}
+
+var _ blob.VersionRemover = served{}
+
+// Unwrap implements [blob.Wrapper].
+func (s served) Unwrap() blob.Store { return s.Store }
+
+// Remove implements [blob.Store].
+func (s served) Remove(ctx context.Context, name string) error {
+	if err := s.j.Check(); err != nil {
+		return err
+	}
+	return s.Store.Remove(ctx, name)
+}
+
+// RemoveVersion implements [blob.VersionRemover].
+func (s served) RemoveVersion(ctx context.Context, name, version string) error {
+	if err := s.j.Check(); err != nil {
+		return err
+	}
+	return blob.RemoveVersion(ctx, s.Store, name, version)
 }
 
 // serve offers the files in store to the other hosts, and repairs damaged ones, until stop is called.
@@ -270,11 +307,13 @@ func arrive(root ram.Root, run, toward string) (net.Listener, arrival, error) {
 		name = at.String()
 	}
 	h := ram.Host{ID: id, Name: name, Domain: os.Getenv(DomainVariable), Addresses: []string{l.Addr().String()}, Interface: interfaceOf(at)}
-	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Copies: known.Copies, Known: known.Hosts}, nil
+	return l, arrival{Host: h, Secret: known.Secret, Epoch: known.Epoch, Confirmed: known.Confirmed, Copies: known.Copies, Known: known.Hosts}, nil
 }
 
-// meet returns the hosts of the job, and the hosts that hold parts of the run from before.
-func meet(all []arrival) meeting {
+// meet returns the hosts of the job, and the hosts that hold parts of the run from before. The number of the job
+// is larger than those of all jobs that its hosts know, whatever the clock says. It depends on the clock so that jobs on hosts
+// that are separated have different numbers.
+func meet(all []arrival, now time.Time) meeting {
 	var out ram.Members
 	at := map[string]int{}
 	add := func(h ram.Host) {
@@ -297,8 +336,11 @@ func meet(all []arrival) meeting {
 			add(h)
 		}
 	}
-	latest := slices.MaxFunc(all, func(a, b arrival) int { return cmp.Compare(a.Epoch, b.Epoch) })
-	out.Epoch, out.Copies = latest.Epoch+1, latest.Copies
+	latest := slices.MaxFunc(all, func(a, b arrival) int { return a.compare(&b) })
+	out.Epoch, out.Confirmed, out.Copies = now.UnixMicro(), latest.Confirmed, latest.Copies
+	for _, a := range all {
+		out.Epoch = max(out.Epoch, a.Epoch+1)
+	}
 	out.Secret = latest.Secret // hosts that have left know no other one
 	if len(out.Secret) == 0 {
 		out.Secret = make([]byte, 32)
@@ -306,7 +348,7 @@ func meet(all []arrival) meeting {
 	}
 	met := meeting{Members: out}
 	for _, a := range all {
-		if a.Epoch == latest.Epoch && !slices.Contains(met.Latest, a.Host.ID) {
+		if a.compare(&latest) == 0 && !slices.Contains(met.Latest, a.Host.ID) {
 			met.Latest = append(met.Latest, a.Host.ID)
 		}
 	}

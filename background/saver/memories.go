@@ -29,6 +29,16 @@ type memories struct {
 
 	mu   sync.Mutex
 	jobs map[string]*memory.Job // by run; guarded by mu
+	held sync.Map               // the same, for check: mu is held while hosts meet and leave
+}
+
+// check returns an error if other processes of this host hold a run that this one has joined: it must not change
+// the run any more.
+func (m *memories) check(run string) error {
+	if j, ok := m.held.Load(run); ok {
+		return j.(*memory.Job).Check()
+	}
+	return nil
 }
 
 // join brings the hosts of a run in memory together. All ranks send the same messages in the same
@@ -56,6 +66,7 @@ func (m *memories) join(b *memoryBody) error {
 				return nil, err
 			}
 			m.jobs[b.Run] = j
+			m.held.Store(b.Run, j)
 		}
 		return hosted(b.Load, j), nil
 	})

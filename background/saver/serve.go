@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/background/stage"
 	"github.com/cairn-ckpt/cairn/blob"
 	_ "github.com/cairn-ckpt/cairn/blob/file" // opens paths
+	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 )
@@ -46,7 +47,8 @@ type ServeOptions struct {
 	openFolder func(address string) (blob.Store, error)
 }
 
-func (o *ServeOptions) withDefaults() ServeOptions {
+// withDefaults returns the options in effect. Stores of runs in memory call check before they are changed.
+func (o *ServeOptions) withDefaults(check func(run string) error) ServeOptions {
 	var out ServeOptions
 	if o != nil {
 		out = *o
@@ -55,7 +57,7 @@ func (o *ServeOptions) withDefaults() ServeOptions {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
 	if out.OpenStore == nil {
-		ctx := blob.WithLogger(context.Background(), out.Logger)
+		ctx := ram.WithCheck(blob.WithLogger(context.Background(), out.Logger), check)
 		out.OpenStore = func(address string) (blob.Store, error) { return blob.OpenAddress(ctx, address) }
 		out.openFolder = func(address string) (blob.Store, error) { return blob.OpenFolder(ctx, address) }
 	}
@@ -75,16 +77,18 @@ type server struct {
 
 // newServer returns a server that works until ctx ends.
 func newServer(ctx context.Context, conn net.Conn, mem []byte, opts *ServeOptions) *server {
+	m := &memories{jobs: map[string]*memory.Job{}}
+	ctx = ram.WithCheck(ctx, m.check)
 	sc := &scope{
-		ServeOptions: opts.withDefaults(), mem: mem,
+		ServeOptions: opts.withDefaults(m.check), mem: mem,
 		link: &link{outbox: newOutbox(conn, errTrainerGone), handlers: map[string]func(*frame) error{}},
 	}
 	sc.ctx, sc.cancel = context.WithCancelCause(ctx)
 
-	s := &server{scope: sc, peers: &peers{scope: sc}}
+	s := &server{scope: sc, peers: &peers{scope: sc}, memories: m}
 	s.tasks = &tasks{scope: sc, running: map[uint64]context.CancelCauseFunc{}, held: map[uint64]func(){}}
 	s.runs = &trainings{scope: sc, tasks: s.tasks, savedTo: map[string]*savedRun{}, followed: map[string]*run.Run{}}
-	s.memories = &memories{scope: sc, peers: s.peers, tasks: s.tasks, jobs: map[string]*memory.Job{}}
+	m.scope, m.peers, m.tasks = sc, s.peers, s.tasks
 	s.saves = newSaves(ctx, sc, s.peers, s.runs, s.memories)
 	s.memories.tended = s.saves.runner.WaitTended
 	s.loads = &loads{scope: sc, peers: s.peers, runs: s.runs, tasks: s.tasks, opened: map[string]*opened{}}
@@ -176,8 +180,8 @@ func (s *server) finish(err error) {
 	s.work.Wait()
 	s.saves.waitTended()
 	s.runs.close()
+	s.peers.leave() // the other savers must not wait for this one while it serves files
 	s.memories.close()
-	s.peers.leave()
 }
 
 // logEnd logs that the conversation with the trainer is over.

@@ -322,6 +322,27 @@ func TestServeLingersForOtherHosts(t *testing.T) {
 	}
 }
 
+// A saver whose trainer was killed serves its run, and takes part in no save any more: the saves of the other
+// ranks fail, and do not wait for it.
+func TestServeLeavesTheOtherSavers(t *testing.T) {
+	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
+	const ranks = 2
+	job := newTrainers(t, ranks)
+	for _, c := range job {
+		c.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	}
+	for _, c := range job {
+		c.expect(typeHosted)
+	}
+	job[0].conn.Close()
+	job[1].save(shardOf(1, "memory:llama/"+run.FolderName(1), 1, ranks), true)
+	if b := received[failedBody](job[1], typeFailed); !strings.Contains(b.Error.Text, "rank 0") {
+		t.Errorf("a save without rank 0: %+v; want an error that names it", b.Error)
+	}
+	job[1].send(typeMemory, memoryBody{Load: 2, Run: "llama", Forget: true})
+	job[1].expect(typeHosted)
+}
+
 // waiting is the place of a unit of a save that has not begun.
 const waiting = 16384
 

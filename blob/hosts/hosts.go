@@ -120,6 +120,8 @@ type Config struct {
 	Parallel int
 	// Rate bounds the bytes per second of all calls of Fetch together. Zero: no bound.
 	Rate int64
+	// Check, if not nil, is called before each change. Its error refuses the change.
+	Check func() error
 	// Report, if not nil, is called for each copy that could not be used: it is damaged, or its
 	// host does not answer. It may be called from several goroutines at once.
 	Report func(host, object string, err error)
@@ -211,7 +213,18 @@ func (s *Store) fail(op, name string, err error) error {
 
 // Create implements [blob.Store], in the local store.
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
+	if err := s.check(); err != nil {
+		return nil, s.fail("create", name, err)
+	}
 	return s.local.Create(ctx, name, opts)
+}
+
+// check returns an error if the store may not be changed.
+func (s *Store) check() error {
+	if s.cfg.Check == nil {
+		return nil
+	}
+	return s.cfg.Check()
 }
 
 // find asks all peers for the object name. It calls found with each copy, in the order in
@@ -422,7 +435,7 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 // Remove implements [blob.Store], on all hosts. If a host does not answer, it removes the
 // copies of the others, and returns the error.
 func (s *Store) Remove(ctx context.Context, name string) error {
-	if err := blob.CheckName(name); err != nil {
+	if err := cmp.Or(blob.CheckName(name), s.check()); err != nil {
 		return s.fail("remove", name, err)
 	}
 
@@ -443,7 +456,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 // RemoveVersion implements [blob.VersionRemover]. The host that the version names decides, and
 // then the other copies are removed.
 func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
-	if err := blob.CheckName(name); err != nil {
+	if err := cmp.Or(blob.CheckName(name), s.check()); err != nil {
 		return s.fail("remove", name, err)
 	}
 

@@ -21,8 +21,10 @@ type Members struct {
 	Version int `json:"version"`
 	// Secret is the proof of membership.
 	Secret []byte `json:"secret"`
-	// Epoch counts how often a job has begun to hold the run. A host with a lower one was away.
-	Epoch int64 `json:"epoch,omitempty"`
+	// Epoch is the number of the last job that has begun to hold the run on this host: larger than those of
+	// the jobs before. Confirmed is the number of the last one of which a checkpoint had its copies.
+	Epoch     int64 `json:"epoch,omitempty"`
+	Confirmed int64 `json:"confirmed,omitempty"`
 	// Copies is how many other hosts have a copy of each file. Zero: no checkpoint has copies yet.
 	Copies int    `json:"copies,omitempty"`
 	Hosts  []Host `json:"hosts"`

@@ -51,6 +51,18 @@ type OpenOptions struct {
 	Hosts []string
 	// Rate bounds the bytes per second of all calls of Fetch together. Zero: no bound.
 	Rate int64
+	// Check, if not nil, is called before each change, if the run has other hosts. Its error refuses the change.
+	// Nil: the Check of the context.
+	Check func() error
+}
+
+// checkKey is the key of WithCheck.
+type checkKey struct{}
+
+// WithCheck returns a context for opening runs by their addresses: check is called with the name of a run
+// before each change of it, if it has other hosts. Its error refuses the change.
+func WithCheck(ctx context.Context, check func(run string) error) context.Context {
+	return context.WithValue(ctx, checkKey{}, check)
 }
 
 // Open is OpenWith without options.
@@ -65,6 +77,9 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 	var o OpenOptions
 	if opts != nil {
 		o = *opts
+	}
+	if check, ok := ctx.Value(checkKey{}).(func(string) error); ok && o.Check == nil {
+		o.Check = func() error { return check(run) }
 	}
 	local, err := r.OpenLocal(run)
 	if err != nil {
@@ -103,7 +118,7 @@ func (r Root) OpenWith(ctx context.Context, run string, opts *OpenOptions) (blob
 		})
 	}
 	wg.Wait()
-	s, err := hosts.New(local, hosts.Config{Peers: peers, Own: here, Secret: m.Secret, Stall: o.Stall, Rate: o.Rate, Logger: blob.Logger(ctx)})
+	s, err := hosts.New(local, hosts.Config{Peers: peers, Own: here, Secret: m.Secret, Stall: o.Stall, Rate: o.Rate, Check: o.Check, Logger: blob.Logger(ctx)})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrMembers, err)
 	}

@@ -369,6 +369,76 @@ func TestHostThatWasAway(t *testing.T) {
 	}
 }
 
+// Jobs have held the run on two hosts and on the two others, in turn. On the first ones, no checkpoint had its
+// copies. The checkpoint of the others counts when all hosts are there again, although it has the step of an older one.
+func TestHostsThatWereSeparated(t *testing.T) {
+	all := job{newHost(t), newHost(t), newHost(t), newHost(t)}
+	old, s := jobtest.NewTrained(t, 1), jobtest.NewTrained(t, 1)
+	s.Step()
+	all.save(t, old, 10)
+	nothing := func(context.Context, group.Group, *memory.Job, blob.Store) error { return nil }
+	job{all[1], all[3]}.run(t, nothing)
+	job{all[0], all[2]}.save(t, s, 10)
+	for range 2 {
+		job{all[3], all[1]}.run(t, nothing)
+	}
+	all.load(t, s, 10)
+	job{all[3], all[2], all[1], all[0]}.load(t, s, 10)
+}
+
+func create(ctx context.Context, s blob.Store, name string) error {
+	_, err := blob.WriteAll(ctx, s, name, nil, nil)
+	return err
+}
+
+// Processes of a job that is over do not change the files of hosts that another job holds.
+func TestJobThatIsOver(t *testing.T) {
+	all := job{newHost(t), newHost(t)}
+	all.save(t, jobtest.NewTrained(t, 1), 10)
+	name := run.FolderName(10) + "/cairn.json"
+	there := func(host int) bool {
+		_, err := os.Stat(filepath.Join(string(all[host]), "llama", name))
+		return err == nil
+	}
+	goneOn := make(chan struct{}) // the second host goes on alone
+	removed := make(chan struct{})
+	all.run(t, func(ctx context.Context, g group.Group, m *memory.Job, _ blob.Store) error {
+		store, err := m.Open(ctx)
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			<-goneOn
+			defer close(removed)
+			if err := store.Remove(ctx, name); err == nil || !strings.Contains(err.Error(), memory.ErrReplaced.Error()) {
+				t.Errorf("the first host removes the record from the second one: %v; want %v", err, memory.ErrReplaced)
+			}
+			return nil
+		}
+		job{all[1]}.run(t, func(context.Context, group.Group, *memory.Job, blob.Store) error {
+			for what, err := range map[string]error{
+				"removes the record": store.Remove(ctx, name),
+				"removes a version":  blob.RemoveVersion(ctx, store, name, "1"),
+				"creates a file":     create(ctx, store, "x"),
+			} {
+				if !errors.Is(err, memory.ErrReplaced) {
+					t.Errorf("the second host %s: %v; want %v", what, err, memory.ErrReplaced)
+				}
+			}
+			if !there(0) {
+				t.Error("the second host has removed the record from the first one")
+			}
+			close(goneOn)
+			<-removed
+			return nil
+		})
+		return nil
+	})
+	if !there(1) {
+		t.Error("the record is gone")
+	}
+}
+
 // saveIDs returns the ids of the saves of which a host has files of a step.
 func saveIDs(t testing.TB, root ram.Root, step int64) []string {
 	var out []string
