@@ -42,33 +42,34 @@ func registrant(t *testing.T, cfg Config, rank int) *host {
 
 // A rank that registers while rank 0 gives up receives the dismissal too.
 func TestDismissalOfARankThatRegisters(t *testing.T) {
-	t.Parallel()
-	cfg := crowdConfig(t, 3)
-	cfg.parting = time.Minute
-	h := leader(t, cfg)
-	one := follower(t, cfg, 1)
-	f, err := one.dialAs(limited(t), toMeet, 0, h.addr, one.process)
-	must.Do(t, err)
-	defer f.Close()
-	must.Do(t, one.startListening(limited(t), "127.0.0.1:0", f.Conn))
-	ended, cancel := context.WithCancel(limited(t))
-	cancel()
-	dismissed := make(chan error, 1)
-	go func() { dismissed <- h.dismiss(ended) }()
-	must.Do(t, f.WriteFrame([]byte(one.addr)))
-	b, err := f.readFrame(maxNotice)
-	must.Do(t, err)
-	tm, err := decodeTerms(b)
-	must.Do(t, err)
-	one.wait.begin(tm, h.addr)
-	f.Close()
-	until(t, "the rank hears that the meeting is over", func() bool {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := newFakeNet().config(3)
+		cfg.parting = time.Minute
+		h := leader(t, cfg)
+		one := follower(t, cfg, 1)
+		f, err := one.dialAs(t.Context(), toMeet, 0, h.addr, one.process)
+		must.Do(t, err)
+		defer f.Close()
+		must.Do(t, one.startListening(t.Context(), "127.0.0.1:0", f.Conn))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		dismissed := make(chan error, 1)
+		go func() { dismissed <- h.dismiss(ended) }()
+		must.Do(t, f.WriteFrame([]byte(one.addr)))
+		b, err := f.readFrame(maxNotice)
+		must.Do(t, err)
+		tm, err := decodeTerms(b)
+		must.Do(t, err)
+		one.wait.begin(tm, h.addr)
+		f.Close()
+		until(t, "the rank hears that the meeting is over", func() bool {
+			r := one.wait.state().last
+			return r.notice == noticeRefused
+		})
 		r := one.wait.state().last
-		return r.notice == noticeRefused
+		names(t, r.error, 2)
+		names(t, <-dismissed, 2)
 	})
-	r := one.wait.state().last
-	names(t, r.error, 2)
-	names(t, <-dismissed, 2)
 }
 
 // once is a rendezvous that finds rank 0 once, and then waits for it as etcd does.
