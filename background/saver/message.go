@@ -337,10 +337,10 @@ type hostedBody struct {
 
 // hostBody is a host of a run in memory. Partners are the ids of the hosts that keep copies of its files.
 type hostBody struct {
-	ID       string   `json:"id"`
-	Name     string   `json:"name"`
-	Domain   string   `json:"domain,omitempty"`
-	Address  string   `json:"address"`
+	ID      string `json:"id"`
+	Name    string `json:"name"`
+	Domain  string `json:"domain,omitempty"`
+	Address string `json:"address"`
 	// Interface is the name of the network interface of the address, if it is known.
 	Interface string   `json:"interface,omitempty"`
 	Ranks     []int    `json:"ranks"`
