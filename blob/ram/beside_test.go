@@ -22,7 +22,7 @@ func TestBeside(t *testing.T) {
 		t.Errorf("without the id of a job, the name is %q", name)
 	}
 	for job, want := range map[string]string{
-		"7":   "run-7-dc2b1b9e",
+		"7":     "run-7-dc2b1b9e",
 		"a b/ä": "run-a-b---dc2b1b9e",
 	} {
 		t.Setenv("CAIRN_RUN", job)
