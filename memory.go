@@ -51,7 +51,7 @@ func (s *Stager) copiesOver(p *Pending, report *CopyReport, err error) {
 }
 
 // Memory returns the run in the memory of the hosts that RunOptions.Memory asks for, or nil. Its Due says when to
-// save to it: ask both runs in each step, and save to this one if only its save is due. Close closes it.
+// save to it: ask both runs in each step, and save to this one if only its save is due. Close closes it; close RunOptions.Stager before, if that is set.
 func (r *Run) Memory() *Run { return r.memory }
 
 // isMemory reports whether the run is in memory.
@@ -124,6 +124,8 @@ func (r *Run) saveToMemory(ctx context.Context, state State, o SaveOptions) (*Sa
 
 // copies returns how a save to a run in memory gets to other hosts, or nil for other runs.
 func (r *Run) copies(folder string) *saver.Copies {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.job == nil {
 		return nil
 	}
