@@ -51,7 +51,8 @@ func (s *Stager) copiesOver(p *Pending, report *CopyReport, err error) {
 }
 
 // Memory returns the run in the memory of the hosts that RunOptions.Memory asks for, or nil. Its Due says when to
-// save to it: ask both runs in each step, and save to this one if only its save is due. Close closes it; close RunOptions.Stager before, if that is set.
+// save to it: ask both runs in each step, and save to this one if only its save is due. Close closes it; close
+// RunOptions.Stager before, if that is set.
 func (r *Run) Memory() *Run { return r.memory }
 
 // isMemory reports whether the run is in memory.

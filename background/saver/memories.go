@@ -177,7 +177,7 @@ func (run *running) prepare(ctx context.Context) error {
 		if len(removed) == 0 {
 			return errors.Join(err, removeErr)
 		}
-		run.Job.Recorder.Warn(fmt.Errorf("%w: %s is removed, of which other hosts have no copies", err, strings.Join(removed, ", ")))
+		run.Job.Recorder.Warn(fmt.Errorf("%w: removed %s, because copies have failed; the newest checkpoint with copies stays", err, strings.Join(removed, ", ")))
 		return nil
 	}
 	return nil
