@@ -57,7 +57,8 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member // set by Run.SaveAsync
+	member *run.Member   // set by Run.SaveAsync
+	copies *saver.Copies // the same, of a run in memory
 }
 
 // Busy is the behaviour of SaveAsync while another save is pending.
@@ -189,10 +190,12 @@ func (s *Stager) settle(ctx context.Context) bool {
 	under := slices.Concat(s.saves, s.uploads)
 	s.mu.Unlock()
 	for _, p := range under {
-		select {
-		case <-p.uploaded:
-		case <-ctx.Done():
-			return false
+		for _, done := range []chan struct{}{p.uploaded, p.copied} {
+			select {
+			case <-done:
+			case <-ctx.Done():
+				return false
+			}
 		}
 	}
 	return true
@@ -230,6 +233,11 @@ type Pending struct {
 	uploaded  chan struct{} // closed after done, once the upload is over
 	upload    *UploadReport
 	uploadErr error
+
+	copies     *saver.Copies // nil: it is not in memory
+	copied     chan struct{} // closed after done, once the copies are over
+	copyReport *CopyReport
+	copyErr    error
 
 	stageTime, memoryWait time.Duration // before staged is closed
 
@@ -367,7 +375,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 
 	p := &Pending{
 		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
-		remote: o.Remote, uploaded: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
+		remote: o.Remote, uploaded: make(chan struct{}), copies: o.copies, copied: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
 	}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
@@ -416,11 +424,12 @@ func (s *Stager) begin(ctx context.Context, p *Pending, job *protocol.RankSave, 
 	p.number = adm.Generation
 	if adm.Skip {
 		p.err = wrap("save", p.store, ErrSkipped)
-		p.uploadErr = p.err
+		p.uploadErr, p.copyErr = p.err, p.err
 		p.recorder.End(0, p.err, ErrSkipped)
 		close(p.staged)
 		close(p.done)
 		close(p.uploaded)
+		close(p.copied)
 		return nil
 	}
 
@@ -717,7 +726,7 @@ func (s *Stager) move(t *saver.Task, o AsyncOptions, folder string) error {
 func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 	s.mu.Lock()
 	s.saves = append(s.saves, p)
-	if p.remote != "" {
+	if p.remote != "" || p.copies != nil {
 		s.uploads = append(s.uploads, p)
 	}
 	p.process = s.process
@@ -734,8 +743,11 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 		if p.tiers != nil {
 			p.tiers.Group, p.tiers.Uploaded = s.uploading, uploaded
 		}
+		if p.copies != nil {
+			p.copies.Group, p.copies.Copied = s.uploading, func(report *CopyReport, err error) { s.copiesOver(p, report, err) }
+		}
 		s.runner.Submit(ctx, saver.Task{
-			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Store: p.store, Metrics: p.metrics, Format: p.format, Run: p.member, Move: p.move,
+			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Copies: p.copies, Store: p.store, Metrics: p.metrics, Format: p.format, Run: p.member, Move: p.move,
 		})
 		return
 	}
@@ -778,6 +790,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.SaveMe
 	err := refuse(
 		option{"StagerOptions.Process", !ok, notAFolder(p.store)},
 		option{"SaveOptions.Planner", !isDefault, fmt.Sprintf("is a %T: a saver process plans with plan.DefaultSave", job.Planner)},
+		option{"StagerOptions.Process", o.copies != nil, "cannot be used with a run in memory: its files outlive this process"},
 		option{"SaveOptions.Writer", o.Writer != nil, "cannot be used by a saver process"},
 		option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be combined with StagerOptions.Process"},
 	)
@@ -854,7 +867,7 @@ func notAFolder(s blob.Store) string {
 // over ends a save.
 func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	p.snapshot.Close()
-	if p.cancel != nil && p.remote == "" {
+	if p.cancel != nil && p.remote == "" && p.copies == nil {
 		p.cancel(nil)
 	}
 	close(p.ran)
@@ -893,6 +906,10 @@ func (s *Stager) over(p *Pending, report *SaveReport, err error) {
 	if p.remote == "" {
 		p.uploadErr = err
 		close(p.uploaded)
+	}
+	if p.copies == nil {
+		p.copyErr = err
+		close(p.copied)
 	}
 }
 

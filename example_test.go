@@ -91,6 +91,62 @@ func ExampleLoad() {
 	// rank 1 has [2 3 6 7] …
 }
 
+// A training that saves to storage every 500 steps, and to the memory of its hosts every 10 steps. After a restart
+// it goes on from the newest checkpoint of both.
+func ExampleRun_memory() {
+	folder, _ := os.MkdirTemp("", "run-")
+	defer os.RemoveAll(folder)
+	inMemory, _ := os.MkdirTemp("", "memory-") // a job leaves it at the default, which is on tmpfs
+	defer os.RemoveAll(inMemory)
+	os.Setenv("CAIRN_MEMORY", inMemory)
+	os.Setenv("CAIRN_RUN", "job-7") // the id of the job, which a launcher may have set
+
+	ctx := context.Background()
+	every, _ := cairn.ParsePolicy("every 500 steps")
+	often, _ := cairn.ParsePolicy("every 10 steps")
+	run, err := cairn.NewRun(folder, &cairn.RunOptions{Save: every, Memory: often})
+	if err != nil {
+		log.Fatal(err)
+	}
+	weights, _ := tensor.Of([]int64{3}, []float32{1, 2, 3})
+	state := cairn.State{"weights": weights}
+	for step := int64(1); step <= 25; step++ {
+		durable, err := run.Due(ctx, step)
+		if err != nil {
+			log.Fatal(err)
+		}
+		soon, err := run.Memory().Due(ctx, step)
+		if err != nil {
+			log.Fatal(err)
+		}
+		to := run
+		if !durable {
+			if to = run.Memory(); !soon {
+				continue
+			}
+		}
+		pending, err := to.SaveAsync(ctx, state, &cairn.AsyncOptions{SaveOptions: cairn.SaveOptions{Step: &step}})
+		if err != nil { // the state is copied aside, or cannot be saved
+			log.Fatal(err)
+		}
+		if _, err := pending.Wait(ctx); err != nil { // the checkpoint is complete
+			log.Fatal(err)
+		}
+		if _, err := pending.WaitCopied(ctx); err != nil { // another host has a copy
+			log.Fatal(err)
+		}
+	}
+
+	report, err := run.Load(ctx, state, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("goes on from step", *report.Step)
+	run.Close(ctx)
+	run.Forget() // the training is complete: free the memory
+	// Output: goes on from step 20
+}
+
 // A trainer saves versions of its weights, and a server brings tensors that it uses from one
 // version to the next.
 func ExampleFollow() {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
@@ -53,6 +54,17 @@ type RunOptions struct {
 	// Save says when a save is due, for the method Due: by the rules run.EverySteps and run.Every. The
 	// zero Policy: there is no Due.
 	Save Policy
+	// Memory says when a save to the memory of the hosts of the job is due, in the words of Save, for restarts
+	// that lose few steps: Run.Memory returns the run there. Load and Latest of the run then find the newest checkpoint in
+	// either place. The zero Policy: there is none. See docs/memory.md.
+	Memory Policy
+	// Copies is how many other hosts keep a copy of each file in memory; zero: one. CopyRate bounds the bytes
+	// per second that a host receives for copies; zero: there is no bound.
+	Copies   int
+	CopyRate int64
+	// Toward is an address of rank 0, host:port, by which the ranks find the network of the copies. CAIRN_NET
+	// overrides it. Empty: all ranks are on one host.
+	Toward string
 	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
 	// folder or Remember is set, a save in the native format refers to the checkpoint before it,
 	// instead of writing unchanged bytes again, as long as that pays; see SaveOptions.Base.
@@ -86,12 +98,15 @@ type Run struct {
 	chain   run.Chain
 	kept    *delta.Cache // nil: this process does not remember saved bytes
 	due     *run.Due     // nil: there is no RunOptions.Save
+	memory  *Run         // nil: there is no RunOptions.Memory
+	beside  *Run         // the run that has this one in memory, or nil
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
 	mu     sync.Mutex
 	stager *Stager     // guarded by mu; nil: not made yet
 	closed bool        // guarded by mu
+	job    *memory.Job // of a run in memory, after join; guarded by mu
 	loaded *run.Loaded // guarded by mu; the checkpoint that was loaded since the last save, or nil
 }
 
@@ -103,6 +118,7 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		o = *opts
 	}
 
+	inMemory := blob.Scheme(address) == "memory"
 	err := errors.Join(o.Keep.Check(), o.KeepRemote.Check(), refuse(
 		option{"RunOptions.KeepRemote", o.Remote == "" && !o.KeepRemote.KeepsAll(), "has no effect without RunOptions.Remote"},
 		option{"RunOptions.LocalBytes", o.LocalBytes < 0, "is negative"},
@@ -110,7 +126,11 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		option{"RunOptions.Remember", o.Remember && o.Alone, "has no effect with RunOptions.Alone"},
 		option{"RunOptions.Remember", o.Remember && o.Remote != "", "has no effect with RunOptions.Remote"},
 		option{"the address", address == "", "of the run is empty"},
-		option{"the address", blob.Scheme(address) == "memory", "is in memory, which only the Python package saves to: see docs/memory.md"},
+		option{"RunOptions.Copies", o.Copies < 0, "is negative"},
+		option{"RunOptions.CopyRate", o.CopyRate < 0, "is negative"},
+		option{"RunOptions.Copies, CopyRate or Toward", (o.Copies != 0 || o.CopyRate != 0 || o.Toward != "") && !inMemory && o.Memory.KeepsAll(), "has no effect without RunOptions.Memory"},
+		option{"RunOptions.Memory", inMemory && !o.Memory.KeepsAll(), "has no effect: the run is in memory"},
+		option{"RunOptions.Remote", inMemory && o.Remote != "", "cannot be combined with a run in memory"},
 	))
 
 	r := &Run{address: address, options: o, group: o.Group, stager: o.Stager}
@@ -118,6 +138,8 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		err = errors.Join(err, pathErr)
 	} else if local {
 		r.address = path
+	} else if inMemory {
+		r.address = blob.LongForm(address)
 	}
 
 	if !o.Save.KeepsAll() {
@@ -137,6 +159,11 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 	}
 
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	if !o.Memory.KeepsAll() {
+		if r.memory, err = besideOf(r); err != nil {
+			return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
+		}
+	}
 	return r, nil
 }
 
@@ -215,6 +242,9 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	o.Group, o.ofRun = r.group, true
 	if err := refuse(option{"SaveOptions.RankLocal", o.RankLocal != nil, "cannot be used in a Run: it needs a group"}); err != nil {
 		return nil, r.wrap("save", err)
+	}
+	if r.isMemory() {
+		return r.saveToMemory(ctx, state, o)
 	}
 
 	store, m, err := r.place(ctx, &o, func(ctx context.Context, m *run.Member) {
@@ -300,12 +330,18 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 		return nil, r.wrap("save", err)
 	}
 
+	if r.isMemory() {
+		if err := r.join(ctx); err != nil {
+			return nil, r.wrap("save", err)
+		}
+	}
 	store, m, err := r.place(ctx, &o.SaveOptions, nil) // the Runner calls Begin
 	if err != nil {
 		return nil, r.wrap("save", err)
 	}
 
 	o.Group, o.LocalBytes, o.member, o.ofRun = r.group, r.options.LocalBytes, m, true
+	o.copies = r.copies(m.Name)
 	format := o.Format
 	r.refer(m, store, &o.SaveOptions)
 	if o.Stager.options.Process != nil {
@@ -324,6 +360,9 @@ func (r *Run) SaveAsync(ctx context.Context, state State, opts *AsyncOptions) (*
 
 // stagerOf returns the Stager of the run, and makes one if need be.
 func (r *Run) stagerOf() (*Stager, error) {
+	if r.beside != nil {
+		return r.beside.stagerOf() // which has one state in memory for both
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -344,7 +383,18 @@ func (r *Run) Latest(ctx context.Context, opts *LatestOptions) (*Found, error) {
 	if opts != nil {
 		o = *opts
 	}
-	o.Group, o.Remote = r.group, r.options.Remote
+	if err := r.join(ctx); err != nil {
+		return nil, r.wrap("latest", err)
+	}
+	if o.Group = r.group; r.memory != nil {
+		// Checkpoints in memory are commits of the same history, so a rewind of the run counts after them.
+		o.Remote = r.address
+		found, err := Latest(ctx, r.memory.address, &o)
+		if r.options.Remote == "" || !errors.Is(err, ErrNotFound) {
+			return found, err
+		}
+	}
+	o.Remote = r.options.Remote
 	return Latest(ctx, r.address, &o)
 }
 
@@ -372,14 +422,21 @@ func (r *Run) Load(ctx context.Context, state State, opts *LoadOptions) (*LoadRe
 
 // loadFrom loads the checkpoint at an address of the run. The job goes on from it.
 func (r *Run) loadFrom(ctx context.Context, path string, state State, o *LoadOptions) (*LoadReport, error) {
+	if err := r.join(ctx); err != nil {
+		return nil, r.wrap("load", err)
+	}
 	store, err := openAddress(ctx, path)
 	if err != nil {
 		return nil, r.wrap("load", err)
 	}
 	report, err := Load(ctx, store, state, o)
 	if err == nil {
+		of := r
+		if r.memory != nil && blob.Scheme(path) == "memory" {
+			of = r.memory
+		}
 		_, name := blob.SplitAddress(path)
-		r.goOn(name, report.SaveID)
+		of.goOn(name, report.SaveID)
 	}
 	return report, err
 }
@@ -575,5 +632,9 @@ func (r *Run) Close(ctx context.Context) error {
 		r.stop(context.DeadlineExceeded)
 		r.tender.Wait(context.Background())
 	}
+	if r.memory != nil {
+		err = errors.Join(err, r.memory.Close(ctx))
+	}
+	r.leave(ctx)
 	return err
 }

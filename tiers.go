@@ -82,7 +82,12 @@ func (s *Stager) uploaded(p *Pending, report *UploadReport, err error) {
 	}
 	s.mu.Lock()
 	p.upload, p.uploadErr = report, err
-	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })
+	s.forgetUpload(p)
 	s.mu.Unlock()
 	close(p.uploaded)
+}
+
+// forgetUpload removes a save from those whose upload or copies are pending. The caller holds s.mu.
+func (s *Stager) forgetUpload(p *Pending) {
+	s.uploads = slices.DeleteFunc(s.uploads, func(x *Pending) bool { return x == p })
 }

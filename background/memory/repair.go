@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"path"
 	"slices"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/hosts"
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // noteSums writes down the checksums of the files of a checkpoint that this host keeps, and forgets the
@@ -31,6 +33,9 @@ func (j *Job) noteSums(ctx context.Context, folder string, all []offer, copies i
 			files = slices.Concat(files, o.Last) // all hosts have these
 		}
 		for _, f := range files {
+			if f.Name == native.RecordName {
+				continue // a later save may replace it, and a repair must not bring the old one back
+			}
 			sums[folder+"/"+f.Name] = ram.Sum{Size: f.Size, CRC32C: f.CRC32C}
 		}
 	}
@@ -101,7 +106,14 @@ func (j *Job) repair(ctx context.Context, name string) (bool, error) {
 		return false, fmt.Errorf("%w: there is no other host", fs.ErrNotExist)
 	}
 	defer store.Close()
-	return true, store.Refetch(ctx, name, want.Size, want.CRC32C)
+	if err := store.Refetch(ctx, name, want.Size, want.CRC32C); err != nil {
+		return false, err
+	}
+	// If the checkpoint was removed meanwhile, its record went first, and nothing removes the new file.
+	if _, err := local.Stat(ctx, path.Dir(name)+"/"+native.RecordName); errors.Is(err, fs.ErrNotExist) {
+		return false, local.Remove(ctx, name)
+	}
+	return true, nil
 }
 
 // matches reports whether a file has the size and the checksum of a sum.

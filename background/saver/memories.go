@@ -104,9 +104,6 @@ func (m *memories) copies(v *SaveRequest, copied func(*memory.Report, error)) (*
 	if j == nil || folder == "" {
 		return nil, storage.RefuseIf(true, "%s: the message memory names the run of a save to memory before, and the save names a folder of it", v.Store)
 	}
-	if err := j.Check(); err != nil { // before the save replaces files of the other job
-		return nil, err
-	}
 	_, g, _ := m.peers.forMemory()
 	return &Copies{Job: j, Group: g, Folder: folder, Copies: v.Copies, Rate: v.CopyRate, Copied: copied}, nil
 }
@@ -174,7 +171,11 @@ type Copies struct {
 // no room for it.
 func (run *running) prepare(ctx context.Context) error {
 	c := run.Copies
-	room, err := memory.Measure(ctx, run.Job.Group, c.Job, c.broken)
+	failed := c.broken
+	if failed == nil {
+		failed = c.Check() // before the save replaces files of another job
+	}
+	room, err := memory.Measure(ctx, run.Job.Group, c.Job, failed)
 	if err != nil {
 		return err
 	}
@@ -187,7 +188,7 @@ func (run *running) prepare(ctx context.Context) error {
 		if len(removed) == 0 {
 			return errors.Join(err, removeErr)
 		}
-		run.Job.Recorder.Warn(fmt.Errorf("%w: %s is removed, of which other hosts have no copies", err, strings.Join(removed, ", ")))
+		run.Job.Recorder.Warn(fmt.Errorf("%w: removed %s, because copies have failed; the newest checkpoint with copies stays", err, strings.Join(removed, ", ")))
 		return nil
 	}
 	return nil

@@ -156,3 +156,47 @@ func TestSaveAboveTheCeiling(t *testing.T) {
 		}
 	}
 }
+
+// A save to memory that one rank cannot make fails on all ranks, with its copies, and the next one succeeds.
+func TestServeSaveToMemoryThatOneRankCannotMake(t *testing.T) {
+	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
+	job := newTrainers(t, 2)
+	for _, c := range job {
+		c.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	}
+	for _, c := range job {
+		c.expect(typeHosted)
+	}
+	for i, formats := range [][]string{{"native", "tar"}, {"native", "native"}, {"tar", "native"}, {"native", "native"}} {
+		g := uint64(i + 1)
+		for rank, c := range job {
+			b := shardOf(g, "memory:llama/"+run.FolderName(int64(g)), rank, 2)
+			b.Format, b.Run = formats[rank], &InRun{Keep: "last 1"}
+			c.save(b, true)
+		}
+		want := typeSaved
+		if formats[0] != formats[1] {
+			want = typeFailed
+		}
+		for rank, f := range outcomes(job) {
+			if f == nil || f.Type != want {
+				t.Fatalf("save %d of rank %d: %+v; want %s", g, rank, f, want)
+			}
+		}
+		for _, c := range job {
+			if want == typeSaved {
+				c.expect(typeCopied)
+			}
+		}
+	}
+	for _, c := range job {
+		c.send(typeMemory, memoryBody{Load: 2, Run: "llama", Leave: true})
+	}
+	for _, c := range job {
+		c.expect(typeHosted)
+		c.conn.Close()
+		if err := c.wait(); err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	}
+}

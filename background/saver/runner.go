@@ -373,6 +373,9 @@ func (r *Runner) run(ctx context.Context, run *running) (*protocol.SaveReport, e
 		r.mu.Lock()
 		run.folder = start.Folder
 		r.mu.Unlock()
+		if run.Copies != nil {
+			run.Copies.Folder = start.Folder
+		}
 		r.waitSame(ctx, run)
 	}
 	if err := r.makeRoom(ctx, run); err != nil {

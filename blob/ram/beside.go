@@ -25,9 +25,9 @@ func Beside(address string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	job, err := DefaultRun()
-	if err != nil {
-		return "", err
+	job := jobID()
+	if job == "" {
+		return "", fmt.Errorf("%w: memory needs an id of the job that no other job has, and that stays when the job is started again: set CAIRN_RUN, or use torchrun with --rdzv-id", blob.ErrAddress)
 	}
 	name := odd.ReplaceAllString("run-"+job, "-")
 	return name[:min(len(name), 100)] + tail, nil

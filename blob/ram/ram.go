@@ -110,16 +110,24 @@ func Split(address string) (run, folder string, err error) {
 // DefaultRun returns the name that the environment gives to the run of this job: CAIRN_RUN, or the
 // id that a launcher gives to a job and keeps when it restarts the job.
 func DefaultRun() (string, error) {
+	if id := jobID(); id != "" {
+		return id, nil
+	}
+	return "", fmt.Errorf("%w: memory: has no name of a run, and the environment has none: write memory:NAME, or set CAIRN_RUN to a name that no other job has, and that stays when the job is restarted", blob.ErrAddress)
+}
+
+// jobID returns the id of this job, or "".
+func jobID() string {
 	for _, name := range []string{"CAIRN_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} {
 		// torchrun calls all jobs "none" that have no id of their own.
 		if v := os.Getenv(name); v != "" && v != "none" {
-			return v, nil
+			return v
 		}
 	}
 	if set, uid := os.Getenv("JOBSET_NAME"), os.Getenv("JOBSET_UID"); set != "" && uid != "" {
-		return set + "-" + uid, nil
+		return set + "-" + uid
 	}
-	return "", fmt.Errorf("%w: memory: has no name of a run, and the environment has none: write memory:NAME, or set CAIRN_RUN to a name that no other job has, and that stays when the job is restarted", blob.ErrAddress)
+	return ""
 }
 
 // HostID returns the id of this host: of its folder for runs in memory, and so of the bytes there.

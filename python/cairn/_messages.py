@@ -256,5 +256,6 @@ class Answer(TypedDict, total=False):
     checkpoints: list[Mapping[str, Any]]  # of log, for RunCheckpoint
     keep: str  # of settings
     keep_remote: str
+    memory: str  # of memory name
     name: str  # of rewind
     tags: list[str]  # of tag

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import operator
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -189,22 +187,6 @@ def _checked(policy: Policy | None, run: str = "", remote: str | None = None) ->
 _ONLY_DURABLE = frozenset({"format", "format_options", "files_per_rank", "local_bytes"})
 
 
-def _memory_name(path: str) -> str:
-    """Returns the name of a run in memory: other jobs and other runs of this job have other names.
-
-    A job that is started again with the same id has the same name.
-    """
-    env = os.environ
-    jobset = f"{env['JOBSET_NAME']}-{env['JOBSET_UID']}" if env.get("JOBSET_NAME") and env.get("JOBSET_UID") else ""
-    ids = [env.get("CAIRN_RUN"), env.get("TORCHELASTIC_RUN_ID"), env.get("SLURM_JOB_ID"), jobset]
-    job = next((i for i in ids if i and i != "none"), None)  # torchrun calls all jobs "none" that have no id
-    if job is None:
-        raise errors.OptionsError("memory needs an id of the job that no other job has, and that stays when the job "
-                                  "is started again: set CAIRN_RUN, or use torchrun with --rdzv-id",
-                                  ("storage.options",))
-    return re.sub(r"[^A-Za-z0-9._-]", "-", f"run-{job}")[:100] + "-" + hashlib.sha256(path.encode()).hexdigest()[:8]
-
-
 class Due:
     """When save_if_due saves, and what it remembers from call to call. text is a policy as _normal returns it.
 
@@ -313,8 +295,8 @@ class Run:
         self.copy_rate: int | None = positive("copy_rate", copy_rate)
         """The most bytes per second that a host receives for the copies; None means no bound."""
         if memory is not None:
-            self.memory = Run(f"memory://{_memory_name(self.path)}", keep="last 1", alone=True, save=memory,
-                              copies=copies, copy_rate=copy_rate)
+            address = _command.run("memory", ["name"], self.path)["memory"]
+            self.memory = Run(address, keep="last 1", alone=True, save=memory, copies=copies, copy_rate=copy_rate)
             self.copies = self.copy_rate = None
         elif (copies or copy_rate) and memory_run(self.path) is None:
             raise errors.OptionsError("copies and copy_rate are set without memory", ("storage.options",))

@@ -108,11 +108,14 @@ class Job:
         self.saver.ask("join", rank=self.rank, size=self.size, **place).result(150)
 
     def join_memory(self, run: str) -> None:
-        """Brings the hosts of a run in memory together, once for each saver. The savers of all ranks have met."""
+        """Brings the hosts of a run in memory together, once for each saver. All ranks call it, after ready."""
         assert self.saver is not None
-        if self.memories.get(run) is not self.saver:
+        if self.memories.get(run) is self.saver:  # on all ranks: new savers have met in ready
+            return
+        with Caught() as caught:
             self.saver.memory(run)
-            self.memories[run] = self.saver
+        agree("memory", caught.error)
+        self.memories[run] = self.saver
 
     def close(self, forget: bool = False) -> None:
         if self.pid != os.getpid():
@@ -181,9 +184,7 @@ def join_memory(address: str, alone: bool) -> None:
         j = job()
     ready(j, caught.error, False, f"use the memory of {address}")
     assert j is not None
-    with Caught() as caught:
-        j.join_memory(run)
-    agree("memory", caught.error)
+    j.join_memory(run)
 
 
 class Sharing:

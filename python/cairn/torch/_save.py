@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cairn import _ours
+from cairn._address import memory_run
 from cairn._messages import FormatOptions
 from cairn._reply import Reply
 from cairn._request import SaveRequest
@@ -16,7 +17,7 @@ from cairn.runs import Run
 from cairn.torch import _handle, _job
 from cairn.torch._description import State
 from cairn.torch._handle import Handle
-from cairn.torch._job import Caught, Job, job, join_memory, ready
+from cairn.torch._job import Caught, Job, job, ready
 from cairn.torch._remembered import describe
 from cairn.torch._staging import GROUP, Staging, events
 from cairn.torch._units import Unit
@@ -159,8 +160,8 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
         title = request.title()
     saver = ready(j, caught.error, alone, title)
     assert j is not None
-    if request.in_memory:
-        join_memory(request.store, alone)
+    if not alone and (run := memory_run(request.store)) is not None:
+        j.join_memory(run)
     message = request.message()
     reply: Reply[SaveReport] = Reply()
     reply.number, reply.explain = saver.number(), explain

@@ -7,6 +7,7 @@ import torch
 
 import cairn
 import cairn.torch
+from cairn.torch import _job
 from device import Case, join, noise, spawn
 
 
@@ -28,16 +29,41 @@ def parts(rank, ranks, step):
     return {**state, "w": distribute_tensor(state["w"], mesh, [Shard(0)])}
 
 
-def save_some(rank, folder, meet, ranks, steps):
+def save_some(rank, folder, meet, ranks, steps, copies=None):
     use(folder, rank)
     join("gloo", meet, rank, ranks)
+    agree, kinds = _job.agree, []
+
+    def counted(kind, *args, **more):
+        kinds.append(kind)
+        return agree(kind, *args, **more)
+
+    _job.agree = counted
     for step in steps:
-        handle = cairn.torch.async_save(parts(rank, ranks, step), "memory:llama", step=step)
+        kinds.clear()
+        handle = cairn.torch.async_save(parts(rank, ranks, step), "memory:llama", step=step, copies=copies,
+                                        copy_rate=None if copies is None else 10 << 20)
+        first = (["meet"] if ranks > 1 else []) + ["memory"]
+        assert kinds == ["ready"] + (first if step == steps[0] else []), kinds  # a later save takes no other steps
         assert handle.result().step == step
         copied = handle.copied.result()
-        assert copied.alone == (ranks == 1) and (copied.files > 0) == (ranks > 1), copied
+        assert copied.alone == (ranks == 1) and copied.files == ranks * min(ranks - 1, copies or 1), copied
         assert handle.uploaded.result() is None
         assert handle.path == f"memory://llama/step-{step:09}", handle.path
+
+
+def save_too_much(rank, folder, meet, ranks):
+    use(folder, rank)
+    os.environ["CAIRN_MEMORY_BYTES"] = "1000"
+    join("gloo", meet, rank, ranks)
+    handle = cairn.torch.async_save(parts(rank, ranks, 1), "memory:llama", step=1)
+    for outcome in handle.result, handle.copied.result:
+        try:
+            outcome()
+        except cairn.RoomError as e:
+            assert "CAIRN_MEMORY_BYTES is 1000 bytes" in str(e), e
+        else:
+            raise AssertionError("a save above the ceiling succeeded")
 
 
 def load_newest(rank, folder, meet, hosts, step, forget):
@@ -124,6 +150,16 @@ class Memory(Case):
         self.ranks(3, load_newest, [9, 2, 0], 2, True)
         self.assertEqual([name for name in self.files() if name[:6] in ("host-0", "host-2", "host-9")],
                          ["host-0/host", "host-2/host", "host-9/host"])
+
+    def test_two_copies(self):
+        self.ranks(3, save_some, 3, [1], 2)
+        for host in 0, 2:
+            shutil.rmtree(os.path.join(self.folder, f"host-{host}"))
+        self.ranks(2, load_newest, [1, 7], 1, True)
+
+    def test_a_save_above_the_ceiling(self):
+        self.ranks(2, save_too_much, 2)
+        self.assertEqual([name for name in self.files() if "step-" in name], [])
 
     def test_a_run_with_saves_to_memory_between_others(self):
         self.ranks(2, train, 2, 0, 14)

@@ -29,7 +29,7 @@ var jsonLines = []string{
 	"table CK -o OUT", "plot CK sizes -o OUT.svg", "version", "man MAN",
 	"bench async --size 1MiB --repeat 1 --dir RUN", "bench delta --size 4MiB --dir RUN",
 	"bench io --size 1MiB --repeat 1 --dir RUN", "bench memory --size 1MiB --repeat 1",
-	"cp CK memory:llama/step-1", "memory", "memory rm llama",
+	"cp CK memory:llama/step-1", "memory", "memory rm llama", "memory name RUN",
 }
 
 // jsonTypes are the answers of commands that start other programs, or need a service.
@@ -45,6 +45,7 @@ var notJSON = []string{"cairn completion", "cairn help", "cairn saver"}
 func TestJSONOfAllCommands(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(ram.Variable, filepath.Join(dir, "memory"))
+	t.Setenv("CAIRN_RUN", "job-7")
 	ck, in := filepath.Join(dir, "ck"), filepath.Join(dir, "run")
 	for _, at := range []string{ck, filepath.Join(in, "step-1"), filepath.Join(in, "step-2")} {
 		wantCommand(t, 0, "", strings.Fields("demo --size 64KiB --ranks 2 --load-ranks 1 --dir "+at)...)

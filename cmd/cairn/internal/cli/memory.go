@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cairn-ckpt/cairn/background/memory"
+	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/ram"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -51,7 +52,7 @@ type memoryHost struct {
 
 func newMemoryCmd() *cobra.Command {
 	cmd := newCommand("memory", wantArgs(0, 0), nil, func(cmd *cobra.Command, _ []string) error { return runMemory(cmd) })
-	cmd.AddCommand(newMemoryRmCmd())
+	cmd.AddCommand(newMemoryNameCmd(), newMemoryRmCmd())
 	return cmd
 }
 
@@ -159,6 +160,23 @@ func printMemory(o *output, res *memoryResult) {
 		}
 	}
 	o.remark("\n'cairn log memory:RUN' lists the checkpoints of a run, 'cairn memory rm RUN' frees the memory\n")
+}
+
+// memoryName is the output of 'cairn memory name --json'.
+type memoryName struct {
+	Path   string `json:"path"`
+	Memory string `json:"memory"`
+}
+
+func newMemoryNameCmd() *cobra.Command {
+	return newCommand("memory-name", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
+		name, err := ram.Beside(args[0])
+		if err != nil {
+			return err
+		}
+		o, res := outputOf(cmd), memoryName{blob.Redact(args[0]), "memory://" + name}
+		return o.result(res, func() { fmt.Fprintln(o.out, res.Memory) })
+	})
 }
 
 // removedMemory is the output of 'cairn memory rm --json'.

@@ -24,6 +24,7 @@ func TestLogListsCheckpointsInMemory(t *testing.T) {
 	}
 
 	address := "memory://" + must.Get(ram.Beside(in))(t)
+	wantCommand(t, 0, address, "memory", "name", in)
 	wantCommand(t, 0, "", "cp", ck, address+"/step-000000012")
 	here := regexp.MustCompile(`(?m)^in memory, on the hosts of the job: ` + regexp.QuoteMeta(address) + `\nCHECKPOINT +STEP +AGE +SIZE +STATE\nstep-000000012 +\d+ .* complete$`)
 	if code, out, _ := command(t, "log", in); code != 0 || !here.MatchString(out) || strings.Contains(out, "checkpoints,") {
@@ -36,6 +37,10 @@ func TestLogListsCheckpointsInMemory(t *testing.T) {
 	if code, out, _ := command(t, "log", in, "--json"); code != 0 || !strings.Contains(out, `"path": "`+address+`"`) {
 		t.Errorf("log --json: exit code %d\n%s", code, out)
 	}
+	for _, name := range []string{"CAIRN_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "JOBSET_NAME"} {
+		t.Setenv(name, "")
+	}
+	wantCommand(t, 2, "set CAIRN_RUN", "memory", "name", in)
 	if _, out, _ := command(t, "log", ck+"/.."); strings.Contains(out, "in memory") {
 		t.Errorf("the log of another run lists them:\n%s", out)
 	}
