@@ -70,7 +70,7 @@ release: ## build all that a release publishes, in bin/release, and publish noth
 	PATH=$(abspath $(BIN)):$$PATH GOFLAGS= $(BIN)/goreleaser release --snapshot --clean \
 		$$(docker info >/dev/null 2>&1 || { echo "there is no docker engine: the image is left out" >&2; echo --skip=docker; })
 
-demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
+demo: ## save, reshard, crash and overwrite a small checkpoint, lose a host of a job with checkpoints in memory, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
 # Parts that wait run beside parts that compute: the set-up of a PyTorch, and tests with servers or
