@@ -14,8 +14,9 @@ FUZZ     ?= .
 # If DEEP is set, tests do all that they can: every step of a crash, many random cases.
 DEEP ?=
 export DEEP
-# How long each soak test runs. SEED repeats a run.
+# How long each soak test runs. SEED repeats a run. The soak of checkpoints in memory has ROUNDS at least.
 SOAK ?= 5m
+ROUNDS ?= 1000
 # The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
 NEED_TORCH ?=
@@ -69,7 +70,7 @@ release: ## build all that a release publishes, in bin/release, and publish noth
 	PATH=$(abspath $(BIN)):$$PATH GOFLAGS= $(BIN)/goreleaser release --snapshot --clean \
 		$$(docker info >/dev/null 2>&1 || { echo "there is no docker engine: the image is left out" >&2; echo --skip=docker; })
 
-demo: ## save, reshard, crash and overwrite a small checkpoint, and say how it went
+demo: ## save, reshard, crash and overwrite a small checkpoint, lose a host of a job with checkpoints in memory, and say how it went
 	$(GO) run -tags nocloud ./cmd/cairn demo
 
 # Parts that wait run beside parts that compute: the set-up of a PyTorch, and tests with servers or
@@ -162,8 +163,8 @@ mod:
 fuzz: ## run every fuzz target for FUZZTIME (10s), or those that match FUZZ; warn of slow ones
 	@tools/fuzz $(FUZZTIME) '$(FUZZ)'
 
-soak: ## save, and follow versions, while processes are killed and clocks jump; hostile files, late requests, parts of runs, damaged records (SOAK=5m, SEED=)
-	SOAK=$(SOAK) SEED=$(SEED) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v ./tests/...
+soak: ## save, also to memory, and follow versions, while processes are killed, hosts lost and links cut, and clocks jump; hostile files, late requests, parts of runs, damaged records (SOAK=5m, SEED=, ROUNDS=1000)
+	SOAK=$(SOAK) SEED=$(SEED) ROUNDS=$(ROUNDS) $(GO) test $(RACE) -count=1 -timeout 0 -run '^(TestSoak|TestFollowVersionsThatAreRepublished$$)' -v ./tests/...
 	SOAK=$(SOAK) SEED=$(SEED) $(GO) test -p 1 -count=1 -timeout 0 -run '^(TestLinesProperty|TestAttacksAre(Bounded|Answered))$$' -v ./run ./convert ./web
 	SOAK=$(SOAK) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestLate$$/^(S3|GCS|Azure)$$/^Random$$' -v ./blob/conformance
 	DEEP=1 $(GO) test -count=1 -timeout 0 -run '^TestDamageIsNoticed$$' ./storage/formats

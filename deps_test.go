@@ -125,7 +125,7 @@ var layers = []struct{ name, imports string }{
 	{"storage/view", "blob inspect meta plan recipe recipe/remap storage tensor value"},
 	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
 	{"cmd/cairn/internal/bench", "background/memory background/saver . blob blob/cache blob/file blob/hosts blob/ram blob/remote internal/crc32c group group/inproc run shard storage storage/native tensor"},
-	{"cmd/cairn/internal/demo", ". blob blob/fault group group/inproc inspect meta plan shard tensor"},
+	{"cmd/cairn/internal/demo", ". background/memory blob blob/ram run storage storage/native blob/fault group group/inproc inspect meta plan shard tensor"},
 	{"cmd/cairn/internal/cli", "background/memory background/saver . blob blob/ram blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.

@@ -165,6 +165,9 @@ func (x *saving) move(t *Task, folder string) error {
 	}
 	t.Job.Writer, t.Job.Storage.ID, t.Tiers = job.Writer, job.Storage.ID, tiers
 	t.Run.Move(folder)
+	if t.Copies != nil {
+		t.Copies.Folder = folder
+	}
 	t.Store, err = x.folder(v.Store)
 	return err
 }

@@ -125,6 +125,12 @@ func (c *trainer) expect(kind string) *frame {
 	}
 }
 
+// next returns the next message.
+func (c *trainer) next() *frame {
+	c.Helper()
+	return must.Get(readFrame(c.r))(c)
+}
+
 // fetched answers a fetch of the content.
 func (c *trainer) fetched(b *fetchBody) {
 	c.Helper()
@@ -292,6 +298,49 @@ func TestServeSavesToMemory(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(folder, run.FolderName(2))); err == nil {
 		t.Error("the oldest checkpoint stays")
 	}
+}
+
+// A save to memory that goes on from an older checkpoint does not replace the newer one of its step. The copies
+// are of the folder that it went to.
+func TestServeMovesASaveToMemory(t *testing.T) {
+	t.Setenv(ram.Variable, filepath.Join(t.TempDir(), "memory"))
+	c := newTrainer(t)
+	c.join()
+	c.send(typeMemory, memoryBody{Load: 1, Run: "llama"})
+	c.expect(typeHosted)
+	for g, step := range []int64{1, 2, 2} {
+		b := newSave(uint64(g+1), "memory:llama/"+run.FolderName(step))
+		b.Step, b.Run = &step, &InRun{Keep: "last 3"}
+		want := run.FolderName(step)
+		if g == 2 {
+			b.Run.Loaded = &run.Loaded{Folder: run.FolderName(1), SaveID: "s1"}
+			want += "~2"
+		}
+		c.send(typeSave, b)
+		c.send(typeStaged, stagedBody{Generation: b.Generation, Units: []unitBody{c.stage(b.Generation, int64(g+1)*4096)}, All: true})
+		var warned bool
+		for f := c.next(); f.Type != typeSaved; f = c.next() {
+			warned = warned || f.Type == typeWarning
+			switch f.Type {
+			case typeFetch:
+				c.fetched(must.Get(decode[fetchBody](f, true))(t))
+			case typeFailed:
+				c.Errorf("save %d: %s", g, f.Body)
+				return
+			}
+		}
+		if warned != (g == 2) {
+			t.Errorf("save %d: warned: %v", g, warned)
+		}
+		if b := received[copiedBody](c, typeCopied); b.Error != nil {
+			t.Errorf("save %d: %+v", g, b.Error)
+		}
+		if got := published(t, filepath.Join(string(must.Get(ram.Here())(t)), "llama", want)); got != content {
+			t.Errorf("%s has %q", want, got)
+		}
+	}
+	c.send(typeMemory, memoryBody{Load: 2, Run: "llama", Forget: true})
+	c.expect(typeHosted)
 }
 
 // A saver serves its run after its trainer was killed, until another saver of the host does. If that one

@@ -186,6 +186,9 @@ func (w *demoWatcher) End(step string, r *demo.Report) {
 		w.line("overwrite", "step %d: %s in %s, %s", r.Overwrite.Step, formatBytes(r.Overwrite.Bytes),
 			plural(r.Overwrite.Files, "data file"), formatSpeed(r.Overwrite.Speed))
 		w.line("digest", "%s", r.Digest)
+	case "memory":
+		m := r.Memory
+		w.line("memory", "host %d of %d lost with its memory in step %d: the others go on from step %d, %d losses equal", m.Lost, m.Hosts, m.LostAt, m.Resumed, m.Last)
 	}
 }
 

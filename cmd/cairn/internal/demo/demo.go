@@ -1,7 +1,7 @@
 // Package demo shows cairn's guarantees with a small training state: it saves the
 // state from some ranks, loads it into other ranks with another sharding, compares
-// every byte, crashes saves at several points, and overwrites the checkpoint. Ranks
-// are goroutines. The package prints nothing and needs only a store; the command
+// every byte, crashes saves at several points, and overwrites the checkpoint. Then it
+// loses a host of a job with checkpoints in memory. Ranks are goroutines. The package prints nothing and needs only a store; the command
 // line prints its Report.
 package demo
 
@@ -64,8 +64,8 @@ type Watcher interface {
 	Begin(phase string, bytes int64)
 	// Moved counts bytes. It must be safe for concurrent use.
 	Moved(bytes int64)
-	// End reports that a step has succeeded: "save", "verify", "load", "crash" or
-	// "overwrite". Its part of the report is set.
+	// End reports that a step has succeeded: "save", "verify", "load", "crash",
+	// "overwrite" or "memory". Its part of the report is set.
 	End(step string, r *Report)
 }
 
@@ -86,6 +86,8 @@ type Report struct {
 	Crash []crashReport `json:"crashes"`
 	// Overwrite is the complete save over the checkpoint, after the crashes.
 	Overwrite *saveReport `json:"overwrite"`
+	// Memory is a job with checkpoints in memory that has lost a host.
+	Memory *memoryReport `json:"memory"`
 	// Digest is the digest of the final checkpoint.
 	Digest string `json:"digest"`
 }
@@ -184,7 +186,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 		return nil, err
 	}
 	p := &runner{Config: c, model: newModel(c.Bytes, c.Ranks, c.LoadRanks), rep: &Report{Path: c.Store.String(), Crash: []crashReport{}}}
-	for _, step := range []func(context.Context) error{p.save, p.verify, p.load, p.crashes, p.overwrite} {
+	for _, step := range []func(context.Context) error{p.save, p.verify, p.load, p.crashes, p.overwrite, p.memory} {
 		if err := step(ctx); err != nil {
 			return p.rep, err
 		}

@@ -76,7 +76,7 @@ func TestDemo(t *testing.T) {
 			if err != nil || !rep.OK {
 				t.Fatalf("Run = %+v, %v; want OK", rep, err)
 			}
-			want := "save verify load crash crash crash crash crash crash overwrite"
+			want := "save verify load crash crash crash crash crash crash overwrite memory"
 			if got := strings.Join(n.steps, " "); got != want {
 				t.Errorf("steps: %s; want %s", got, want)
 			}
