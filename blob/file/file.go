@@ -42,6 +42,7 @@ var (
 	_ blob.Locker       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
 	_ blob.Versioner    = (*Store)(nil)
+	_ blob.Resident     = (*Store)(nil)
 
 	_ blob.VersionRemover = (*Store)(nil)
 	_ blob.FolderRemover  = (*Store)(nil)
@@ -58,9 +59,9 @@ type Options struct {
 	// the memory allow that (see blob.AlignedBytes), and so do large reads of bytes
 	// that are not in it (see blob.ReadLarge).
 	NoDirect bool
-	// Reuse makes new objects use the memory of removed ones, see [Store.KeepSpares]. It is for
-	// folders in memory.
-	Reuse bool
+	// InMemory says that the directory is in memory: objects are Resident, and use the memory of
+	// removed ones, see [Store.KeepSpares].
+	InMemory bool
 }
 
 // Store keeps objects below a directory. It keeps no file open between calls, so it

@@ -15,8 +15,8 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Spare files are removed objects whose memory new objects use again: with Options.Reuse, in a
-// folder in memory. To write to pages that are there takes a third of the time of new pages.
+// Spare files are removed objects whose memory new objects use again: with
+// Options.InMemory. To write to pages that are there takes a third of the time of new pages.
 //
 // A spare file is in the folder spareFolder of the store, with a random name. Remove renames
 // the object's file to it, and Create renames it to a temporary file. So a spare file is never a
@@ -40,11 +40,14 @@ const spareTries = 64
 
 // reuses reports whether the store uses the memory of removed objects. Only Linux tells whether
 // a file is open elsewhere.
-func (s *Store) reuses() bool { return s.opts.Reuse && runtime.GOOS == "linux" }
+func (s *Store) reuses() bool { return s.opts.InMemory && runtime.GOOS == "linux" }
+
+// Resident implements [blob.Resident].
+func (s *Store) Resident() bool { return s.opts.InMemory }
 
 // KeepSpares makes the store keep the memory of removed objects for new ones, until DropSpares:
 // at most as many bytes as the largest folder of the store has. It has an effect on all processes
-// of this host, and only with Options.Reuse.
+// of this host, and only with Options.InMemory.
 func (s *Store) KeepSpares() error {
 	if !s.reuses() {
 		return nil

@@ -21,7 +21,7 @@ import (
 // spareStore returns a store that keeps spare files.
 func spareStore(t *testing.T) *Store {
 	t.Helper()
-	s := must.Get(Open(filepath.Join(t.TempDir(), "store"), &Options{NoSync: true, NoDirect: true, Reuse: true}))(t)
+	s := must.Get(Open(filepath.Join(t.TempDir(), "store"), &Options{NoSync: true, NoDirect: true, InMemory: true}))(t)
 	must.Do(t, s.KeepSpares())
 	return s
 }
