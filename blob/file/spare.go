@@ -47,7 +47,8 @@ func (s *Store) Resident() bool { return s.opts.InMemory }
 
 // KeepSpares makes the store keep the memory of removed objects for new ones, until DropSpares:
 // at most as many bytes as the largest folder of the store has. It has an effect on all processes
-// of this host, and only with Options.InMemory.
+// of this host, and only with Options.InMemory. It has none if the system does not tell whether a
+// file is open elsewhere.
 func (s *Store) KeepSpares() error {
 	if !s.reuses() {
 		return nil
@@ -57,10 +58,28 @@ func (s *Store) KeepSpares() error {
 		return err
 	}
 	defer top.Close()
+	if _, err := top.Lstat(spareFolder); err == nil {
+		return nil
+	}
+	if ok, err := tryOnlyOpen(top); !ok {
+		return err
+	}
 	if err := top.Mkdir(spareFolder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil
+}
+
+// tryOnlyOpen reports whether onlyOpen works in root.
+func tryOnlyOpen(root *os.Root) (bool, error) {
+	name := tempName(root)
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return false, err
+	}
+	defer root.Remove(name)
+	defer f.Close()
+	return onlyOpen(f), nil
 }
 
 // DropSpares frees the memory that KeepSpares kept, and ends its effect.
