@@ -15,19 +15,18 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// Spare files are removed objects whose memory new objects use again: with
-// Options.InMemory. To write to pages that are there takes a third of the time of new pages.
+// With Options.InMemory, new objects use the memory of removed ones. To write to pages that are
+// there takes a third of the time of new pages.
 //
-// A spare file is in the folder spareFolder of the store, with a random name. Remove renames
-// the object's file to it, and Create renames it to a temporary file. So a spare file is never a
-// part of an object, wherever a process ends. The folder is the switch: without it, removed
-// objects are freed at once.
+// A spare file is the file of a removed object. It is in the folder spareFolder of the store and has
+// a random name. Remove renames the object's file to it, and Create renames it to a temporary
+// file. So a spare file is never a part of an object, wherever a process ends. The folder is the
+// switch: without it, removed objects are freed at once.
 //
-// A reader may still have the removed object open, in any process of this host. Create uses
-// a file only if no other descriptor and no mapping of it exists, as
-// onlyOpen finds out, and frees it otherwise; see also openObject. Bytes that the kernel is still sending over a
-// connection have no descriptor: the receiver may get bytes of the new object. It compares them
-// with a checksum.
+// A reader may still have the removed object open, in any process of this host. Create uses a
+// spare file only if it has no other descriptor and no mapping, see onlyOpen and openObject, and
+// frees it otherwise. Bytes that the kernel is still sending over a connection have no
+// descriptor: the receiver may get bytes of the new object. It compares them with a checksum.
 
 // spareFolder has the spare files of a store. It is the name of no object.
 const spareFolder = blob.Reserved + "spare"
@@ -129,8 +128,7 @@ func (s *Store) openObject(name string) (f *os.File, fi fs.FileInfo, err error) 
 			return f, fi, err
 		}
 		// If the file has its name now, writers will find it open.
-		there, err := os.Stat(s.path(name))
-		if err == nil && os.SameFile(fi, there) {
+		if there, err := os.Stat(s.path(name)); err == nil && os.SameFile(fi, there) {
 			return f, fi, nil
 		}
 		f.Close()
@@ -223,7 +221,7 @@ func (w *writer) takeSpare(dir *os.Root) *os.File {
 		if i < 0 {
 			i = len(files) - 1
 		}
-		err := top.Rename(path.Join(spareFolder, files[i].Name()), path.Join(path.Dir(w.name), w.tmp))
+		err = top.Rename(path.Join(spareFolder, files[i].Name()), path.Join(path.Dir(w.name), w.tmp))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another writer has taken it, or the folder was removed
 		}
