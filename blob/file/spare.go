@@ -231,6 +231,7 @@ func (w *writer) takeSpare(dir *os.Root) *os.File {
 		f, err := dir.OpenFile(w.tmp, os.O_RDWR, 0)
 		if err == nil {
 			if w.allocated, err = emptied(f, w.opts.Size); err == nil {
+				pay(top, w.opts.Size-w.allocated)
 				return f
 			}
 			f.Close()
@@ -238,6 +239,16 @@ func (w *writer) takeSpare(dir *os.Root) *os.File {
 		_ = dir.Remove(w.tmp) // a sweep may have done so
 	}
 	return nil
+}
+
+// pay frees spare files that have at most n bytes together, before a writer allocates n bytes: so a
+// state whose files have other sizes than before takes little more memory than they had.
+func pay(top *os.Root, n int64) {
+	for _, f := range slices.Backward(spares(top)) {
+		if f.Size() <= n && top.Remove(path.Join(spareFolder, f.Name())) == nil {
+			n -= f.Size()
+		}
+	}
 }
 
 // errInUse reports a spare file that cannot be used.

@@ -122,6 +122,24 @@ func TestWhichSpareFileIsUsed(t *testing.T) {
 	}
 }
 
+// Files that are fewer and larger than before take the memory of all spare files.
+func TestFewerLargerFiles(t *testing.T) {
+	s := spareStore(t)
+	putBytes(t, s, "kept/all", 16<<20)
+	for i := range 8 {
+		putBytes(t, s, fmt.Sprintf("old/%d", i), 1<<20)
+	}
+	for i := range 8 {
+		must.Do(t, s.Remove(t.Context(), fmt.Sprintf("old/%d", i)))
+	}
+	for i, left := range []int64{6, 4, 2, 0} {
+		name := fmt.Sprintf("new/%d", i)
+		want := putBytes(t, s, name, 2<<20)
+		wantContent(t, s, name, want)
+		wantSpares(t, s, left<<20)
+	}
+}
+
 // What a reader has open stays as it was: the new object has a file of its own then.
 func TestSpareFileThatIsInUse(t *testing.T) {
 	const size = 1 << 20
