@@ -342,6 +342,13 @@ type VersionReader interface {
 	Version() string
 }
 
+// Resident is a capability of stores whose objects are in the memory of this host: to write an
+// object takes no longer than to copy its bytes, and small writes at any offset are as good as large ones.
+type Resident interface {
+	// Resident reports whether new objects are in memory.
+	Resident() bool
+}
+
 // Hosted is a capability of stores with a String that lacks the server or the account.
 type Hosted interface {
 	// Host identifies the server and the account, without secrets. It may be empty.
@@ -352,6 +359,12 @@ type Hosted interface {
 func HasVersions(s Store) bool {
 	v, ok := As[Versioner](s)
 	return ok && v.Versions()
+}
+
+// IsResident reports whether new objects of s are in memory.
+func IsResident(s Store) bool {
+	r, ok := As[Resident](s)
+	return ok && r.Resident()
 }
 
 // Traffic counts the requests and bytes of a store since it was opened.

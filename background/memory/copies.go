@@ -133,6 +133,8 @@ func (j *Job) offers(ctx context.Context, g group.Group, folder string, s Saved,
 			if err != nil {
 				return offer{}, err
 			}
+			// The generation before is removed next. Without its memory, the next save only takes longer.
+			_ = store.KeepSpares()
 			return j.offer(ctx, store, folder, s)
 		},
 		func(_ context.Context, all []offer) ([]offer, error) { return all, nil })

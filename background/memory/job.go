@@ -267,6 +267,7 @@ const lingerPause = time.Second
 // the run is removed, or until ctx ends. It is for the time after the trainer was killed: the job may go on on
 // other hosts, which need the files of this one.
 func (j *Job) Linger(ctx context.Context) {
+	j.dropSpares() // there are no more saves
 	for !errors.Is(j.Check(), ErrReplaced) {
 		select {
 		case <-time.After(lingerPause):
@@ -276,8 +277,19 @@ func (j *Job) Linger(ctx context.Context) {
 	}
 }
 
+// dropSpares frees the memory that is kept for the next save, unless other processes hold the run.
+func (j *Job) dropSpares() {
+	if j.Check() != nil {
+		return
+	}
+	if store, err := j.Root.OpenLocal(j.Run); err == nil {
+		_ = store.DropSpares() // a file that stays is a spare file of the next job
+	}
+}
+
 // Leave ends the service of this process. The files stay.
 func (j *Job) Leave() {
+	j.dropSpares()
 	if j.stop != nil {
 		j.stop()
 		j.stop = nil

@@ -34,7 +34,7 @@ type space struct {
 	Host string `json:"host"`
 	Name string `json:"name"`
 	Root string `json:"root"`
-	// Held are the bytes of the run, and Others of other runs.
+	// Held are the bytes of the run without spare files, and Others of other runs.
 	Held   int64 `json:"held"`
 	Others int64 `json:"others"`
 	// Ceiling is the value of BytesVariable.
@@ -103,7 +103,19 @@ func (j *Job) space() (*space, error) {
 		}
 	}
 	s.Free, s.Total = fileSystem(filepath.Clean(string(j.Root)))
+
+	local, err := j.Root.OpenLocal(j.Run)
+	if err != nil {
+		return nil, err
+	}
+	s.reuse(local.SpareBytes())
 	return s, nil
+}
+
+// reuse counts n of the bytes that the run has as free: the save writes over its spare files.
+func (s *space) reuse(n int64) {
+	n = min(n, s.Held)
+	s.Held, s.Free, s.Group.Used = s.Held-n, s.Free+n, s.Group.Used-n
 }
 
 // Check returns an error that wraps ErrRoom, and names the sizes, if a host has too little memory. written has for

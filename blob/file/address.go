@@ -78,6 +78,9 @@ func (s *Store) Folders(ctx context.Context, dir string) ([]string, error) {
 
 	var out []string
 	for _, e := range entries {
+		if e.Name() == spareFolder {
+			continue
+		}
 		folder, err := isFolder(filepath.Join(s.path(dir), e.Name()), e)
 		if err != nil {
 			return nil, s.fail("list", dir, err)

@@ -42,6 +42,7 @@ var (
 	_ blob.Locker       = (*Store)(nil)
 	_ blob.FolderLister = (*Store)(nil)
 	_ blob.Versioner    = (*Store)(nil)
+	_ blob.Resident     = (*Store)(nil)
 
 	_ blob.VersionRemover = (*Store)(nil)
 	_ blob.FolderRemover  = (*Store)(nil)
@@ -58,6 +59,9 @@ type Options struct {
 	// the memory allow that (see blob.AlignedBytes), and so do large reads of bytes
 	// that are not in it (see blob.ReadLarge).
 	NoDirect bool
+	// InMemory says that the directory is in memory: objects are Resident, and use the memory of
+	// removed ones, see [Store.KeepSpares].
+	InMemory bool
 }
 
 // Store keeps objects below a directory. It keeps no file open between calls, so it
@@ -329,6 +333,11 @@ func (s *Store) remove(top *os.Root, name string) error {
 		return err // a directory is not an object
 	}
 
+	if s.setAside(top, name, fi) {
+		s.prune(top, path.Dir(name))
+		return nil
+	}
+
 	old := keepLarge(top, name)
 	if err = top.Remove(name); err == nil {
 		s.prune(top, path.Dir(name))
@@ -590,7 +599,7 @@ func (s *Store) Open(ctx context.Context, name string) (blob.Reader, error) {
 	if err := s.check(ctx, name); err != nil {
 		return nil, s.fail("open", name, err)
 	}
-	f, fi, err := openRegular(s.path(name))
+	f, fi, err := s.openObject(name)
 	if err != nil {
 		return nil, s.fail("open", name, err)
 	}

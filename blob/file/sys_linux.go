@@ -17,10 +17,10 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 )
 
-// reserve allocates the blocks of a file, so that a full disk is an error at once. File
-// systems without this operation are ignored.
-func reserve(f *os.File, size int64) error {
-	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+// reserve allocates the blocks of n bytes of a file, so that a full disk is an error at once.
+// File systems without this operation are ignored.
+func reserve(f *os.File, off, n int64) error {
+	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, off, n) })
 	if refused(err) {
 		return nil
 	}
@@ -76,9 +76,25 @@ func nameless(f *os.File) bool {
 	return ok && st.Nlink == 0
 }
 
+// links returns how many names a file has, or 0 if that is unknown.
+func links(fi fs.FileInfo) int {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return int(st.Nlink)
+	}
+	return 0
+}
+
+// allocatedBytes returns how many bytes of a file have blocks, or 0 if that is unknown.
+func allocatedBytes(fi fs.FileInfo) int64 {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return 0
+}
+
 // onlyOpen reports whether no other descriptor or mapping of the file exists, in any process.
 // It is false if that is unknown. The system grants a write lease only then. The file
-// has no name, so no process can open it later.
+// has no name of an object, so no reader can open it later.
 func onlyOpen(f *os.File) bool {
 	set := func(how int) error {
 		return control(f, func(fd int) error {

@@ -4,11 +4,12 @@ package file
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"runtime"
 )
 
-func reserve(*os.File, int64) error { return nil }
+func reserve(*os.File, int64, int64) error { return nil }
 
 // keepBlocks returns nil: only Linux frees the blocks of large files in the background.
 func keepBlocks(*os.Root, string) (*os.File, int64) { return nil, 0 }
@@ -16,6 +17,10 @@ func keepBlocks(*os.Root, string) (*os.File, int64) { return nil, 0 }
 func roomAt(string) int64 { return -1 }
 
 func nameless(*os.File) bool { return false }
+
+func links(fs.FileInfo) int { return 0 }
+
+func allocatedBytes(fs.FileInfo) int64 { return 0 }
 
 func onlyOpen(*os.File) bool { return false }
 

@@ -34,6 +34,8 @@ type writer struct {
 	tmp    string   // the temporary file in dir
 	f      *os.File // tmp, through the page cache
 	direct *os.File // tmp, past it; nil: not wanted or not possible
+	// allocated is how many bytes of the file are there before the first write, see takeSpare.
+	allocated int64
 
 	noDirect atomic.Bool // the system refused a direct write
 
@@ -71,7 +73,11 @@ func (w *writer) openOnce() error {
 		return err
 	}
 	w.tmp = tempName(dir)
-	f, err := dir.OpenFile(w.tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	f := w.takeSpare(dir)
+	if f == nil {
+		w.allocated = 0
+		f, err = dir.OpenFile(w.tmp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+	}
 	if err != nil {
 		dir.Close()
 		return err
@@ -90,9 +96,9 @@ func (w *writer) openOnce() error {
 // prepare reserves the blocks of the temporary file and opens it for direct
 // writes.
 func (w *writer) prepare(ctx context.Context) error {
-	if w.opts.Size > 0 {
+	if w.opts.Size > w.allocated {
 		err := w.reserve()
-		if blob.IsFull(err) && freeing.flush(ctx) {
+		if blob.IsFull(err) && w.makeRoom(ctx) {
 			err = w.reserve()
 		}
 		if err != nil {
@@ -109,7 +115,7 @@ func (w *writer) reserve() error {
 	if err := w.s.step("reserve"); err != nil {
 		return err
 	}
-	return reserve(w.f, w.opts.Size)
+	return reserve(w.f, w.allocated, w.opts.Size-w.allocated)
 }
 
 func (w *writer) WriteAt(ctx context.Context, p []byte, off int64) error {
@@ -145,7 +151,7 @@ func (w *writer) write(ctx context.Context, p []byte, off int64) error {
 		}
 		n := min(len(p), slice)
 		err := w.writeSlice(p[:n], off)
-		if blob.IsFull(err) && freeing.flush(ctx) {
+		if blob.IsFull(err) && w.makeRoom(ctx) {
 			err = w.writeSlice(p[:n], off)
 		}
 		if err != nil {

@@ -45,7 +45,8 @@ import (
 // answer for one host.
 //
 //   - Versions are versions of one copy, see Stat. Removals on a condition reach all hosts, as
-//     Remove does. Folders are folders of all hosts. OpenKnown saves the question which host has
+//     Remove does. Folders are folders of all hosts. Resident is about new objects, which are local.
+//     OpenKnown saves the question which host has
 //     the object.
 //   - Locks, temporary data and empty folders are local: their owners are processes of this host.
 //     A peer removes a folder with the last object in it. TempFinder is not needed: the local
@@ -62,6 +63,7 @@ var (
 	_ blob.FolderLister   = (*Store)(nil)
 	_ blob.Knower         = (*Store)(nil)
 	_ blob.Meter          = (*Store)(nil)
+	_ blob.Resident       = (*Store)(nil)
 )
 
 // Local is the store of this host, such as a folder in memory.
@@ -474,6 +476,9 @@ func (s *Store) RemoveVersion(ctx context.Context, name, version string) error {
 
 // Versions implements [blob.Versioner].
 func (s *Store) Versions() bool { return true }
+
+// Resident implements [blob.Resident].
+func (s *Store) Resident() bool { return blob.IsResident(s.local) }
 
 // Traffic implements [blob.Meter]: the requests to peers, and the bytes that they sent.
 func (s *Store) Traffic() blob.Traffic {

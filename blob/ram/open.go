@@ -39,7 +39,7 @@ func (r Root) OpenLocal(run string) (*file.Store, error) {
 		return nil, err
 	}
 	// Files in memory do not survive a loss of power, whatever a program waits for.
-	return file.Open(folder, &file.Options{NoSync: true, NoDirect: true})
+	return file.Open(folder, &file.Options{NoSync: true, NoDirect: true, InMemory: true})
 }
 
 // OpenOptions change how a run is opened. Nil means the defaults.

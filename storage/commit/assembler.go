@@ -60,6 +60,49 @@ func (a *assembler) piece(ctx context.Context, pool *work.Pool, n int64) ([]byte
 	return buf[:n], nil
 }
 
+// copied returns a piece with a copy of the next n bytes.
+func (a *assembler) copied(ctx context.Context, pool *work.Pool, n int64) (*piece, error) {
+	buf, err := a.piece(ctx, pool, n)
+	if err != nil {
+		return nil, err
+	}
+	return &piece{bytes: buf, done: func() error { pool.Put(buf); return nil }}, nil
+}
+
+// lend returns a piece with the next bytes, at most n: the memory of a large part
+// itself, if view allows that, and otherwise a copy.
+func (a *assembler) lend(ctx context.Context, pool *work.Pool, n int64) (*piece, error) {
+	part, err := a.current()
+	if err != nil {
+		return nil, err
+	}
+	if part.Length < leastLoan {
+		return a.copied(ctx, pool, min(n, a.untilLarge()))
+	}
+
+	n = min(n, part.Length-a.from)
+	buf, done, err := a.view(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if buf == nil {
+		return a.copied(ctx, pool, n)
+	}
+	return &piece{bytes: buf, done: done}, nil
+}
+
+// untilLarge returns how many bytes there are before the next part that lend may return without a
+// copy, as far as the current list of parts goes.
+func (a *assembler) untilLarge() (n int64) {
+	for i := a.part; i < len(a.parts); i++ {
+		if a.parts[i].Length >= leastLoan {
+			break
+		}
+		n += a.parts[i].Length
+	}
+	return n - a.from
+}
+
 // view returns the next n bytes without a copy, if they are in the memory of one part, and
 // this memory does not change meanwhile. The caller calls done when it does not need them any
 // more. If view returns no error and no bytes, the caller takes a piece.

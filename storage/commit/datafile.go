@@ -2,6 +2,7 @@ package commit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -224,7 +225,10 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 		opts = w.condition(f.Name)
 	}
 
-	opts.Size, opts.Piece = total, size
+	resident := blob.IsResident(w.store)
+	if opts.Size = total; !resident {
+		opts.Piece = size
+	}
 	bw, err := w.store.Create(ctx, f.Name, &opts)
 	if err != nil {
 		return nil, err
@@ -240,28 +244,37 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	as := &assembler{parts: f.Parts, data: w.data}
 	defer as.close()
 
-	crcs := make([]uint32, (total+size-1)/size)
+	var pieces []*piece
 	g, gctx := errgroup.WithContext(ctx)
-	for at := int64(0); at < total; at += size {
-		buf, err := as.piece(gctx, w.pieces, min(size, total-at))
+	g.SetLimit(max(maxPieces, w.pieces.Count()))
+	for at := int64(0); at < total; {
+		var p *piece
+		var err error
+		if resident {
+			p, err = as.lend(gctx, w.pieces, min(size, total-at))
+		} else {
+			p, err = as.copied(gctx, w.pieces, min(size, total-at))
+		}
 		if err != nil {
 			g.Go(func() error { return err }) // so that Wait returns an error, even if ctx was cancelled
 			break
 		}
 
-		g.Go(work.Guard(func() error {
-			defer w.pieces.Put(buf)
+		p.at, p.size = at, int64(len(p.bytes))
+		at += p.size
+		pieces = append(pieces, p)
+		step := len(p.bytes)
+		if resident {
+			step = cacheBytes
+		}
 
-			crcs[at/size] = crc32c.Checksum(buf)
-			if f.Seen != nil {
-				f.Seen(buf, at)
-			}
-
-			if err := bw.WriteAt(gctx, buf, at); err != nil {
+		g.Go(work.Guard(func() (err error) {
+			defer func() { err = errors.Join(err, p.end()) }()
+			if err := p.write(gctx, bw, f.Seen, step); err != nil {
 				return err
 			}
 
-			w.progress.Add(int64(len(buf)))
+			w.progress.Add(p.size)
 			return nil
 		}))
 	}
@@ -286,9 +299,9 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	}
 
 	out := &storage.WriteResults{Files: []storage.File{{Name: f.Name, Size: total}}}
-	for i, crc := range crcs {
+	for _, p := range pieces {
 		file := &out.Files[0]
-		file.CRC32C = crc32c.Join(file.CRC32C, crc, min(size, total-int64(i)*size))
+		file.CRC32C = crc32c.Join(file.CRC32C, p.crc, p.size)
 	}
 
 	if f.Beside != nil {
@@ -308,7 +321,44 @@ func (w *fileWriter) writeFile(ctx context.Context, f *DataFile) (*storage.Write
 	return out, nil
 }
 
+// piece is a range of a data file.
+type piece struct {
+	bytes []byte // nil after end
+	at    int64
+	size  int64
+	crc   uint32
+	done  func() error // ends the use of bytes
+}
+
+// write computes the checksum of the piece and writes it, a step at a time.
+func (p *piece) write(ctx context.Context, to blob.Writer, seen func(p []byte, at int64), step int) error {
+	for b, at := p.bytes, p.at; len(b) > 0; {
+		n := min(step, len(b))
+		p.crc = crc32c.Update(p.crc, b[:n])
+		if seen != nil {
+			seen(b[:n], at)
+		}
+		if err := to.WriteAt(ctx, b[:n], at); err != nil {
+			return err
+		}
+		b, at = b[n:], at+int64(n)
+	}
+	return nil
+}
+
+// end ends the use of the bytes.
+func (p *piece) end() error {
+	p.bytes = nil
+	return p.done()
+}
+
 const (
+	// cacheBytes is how many bytes of a file in memory are checked and written at once: they are
+	// read from memory once, and stay in the processor's cache.
+	cacheBytes = 512 << 10
+	// leastLoan is the size of the smallest part that is written to memory without a copy. Smaller
+	// ones are assembled first.
+	leastLoan = 256 << 10
 	// pieceBytes is the size of one write. It is large enough for the full speed of any
 	// medium, and small enough to keep several pieces in memory.
 	pieceBytes = 8 << 20

@@ -166,7 +166,7 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 		}
 		f.Results = func() []storage.WriteResult { return []storage.WriteResult{{Index: meta.Index{FQN: "done"}}} }
 		ctx := context.Background()
-		s := new(mem.Store)
+		s := &resident{in: rapid.Bool().Draw(t, "resident")}
 		r := must.Get(write(ctx, s, data, f))(t)
 		got, err := blob.ReadAll(ctx, s, "f", 1<<30)
 		if err != nil {
@@ -198,6 +198,40 @@ func TestDataFileConsistsOfItsParts(t *testing.T) {
 			}
 		}
 	})
+}
+
+// resident is a store that may be in memory.
+type resident struct {
+	mem.Store
+	in bool
+}
+
+func (s *resident) Resident() bool { return s.in }
+
+// A large tensor that was copied aside is written to memory from where it is; an error of its release
+// fails the save.
+func TestWriteToMemoryWithoutACopy(t *testing.T) {
+	const n = 3*pieceBytes + 12345 // divisible by 3
+	x := must.Get(tensor.FromBytes(tensor.Uint8, []int64{n}, bytes.Repeat([]byte("abc"), n/3)))(t)
+	content, _ := x.Bytes()
+	for _, failed := range []error{nil, errors.New("another generation")} {
+		released := 0
+		data := contents{"x": plan.Data{Tensor: x, Release: func() error { released++; return failed }}}
+		copied := 0
+		f := &DataFile{Name: "f", Parts: []Part{{Length: 5, Literal: []byte("begin")}, {Length: n, Item: tensorItem("x", n)}, {Length: 3, Literal: []byte("end")}}}
+		var mu sync.Mutex
+		f.Seen = func(p []byte, at int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			if off := max(at-5, 0); off >= n || &p[0] != &content[off] {
+				copied += len(p)
+			}
+		}
+		_, err := write(t.Context(), &resident{in: true}, data, f)
+		if !errors.Is(err, failed) || released != 1 || failed == nil && copied != 8 {
+			t.Errorf("write = %v with %d releases, %d bytes were copied; want %v, one, and the 8 others", err, released, copied, failed)
+		}
+	}
 }
 
 // Parts that are made when their turn comes may share their memory.

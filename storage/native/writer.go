@@ -140,6 +140,9 @@ func (w *writer) WriteData(ctx context.Context, p *plan.SavePlan, data storage.R
 	parts := make([]*commit.DataFile, len(files))
 	for i, f := range files {
 		parts[i] = f.parts()
+		if w.opts.Base == nil && blob.IsResident(w.store) { // code chooses otherwise
+			f.sumApart(parts[i])
+		}
 	}
 
 	var b *base

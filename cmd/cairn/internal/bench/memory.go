@@ -54,9 +54,13 @@ type MemoryResult struct {
 	Sockets int `json:"sockets"`
 
 	// Save is the rate of a save into the memory of the hosts, and UntilCopied the rate of a save
-	// and its copies together.
-	Save        float64 `json:"save_gbs"`
-	UntilCopied float64 `json:"until_copied_gbs"`
+	// and its copies together. They and Copy use the memory of an older generation. The rates with
+	// First are those of a job's first save, which takes memory from the system.
+	Save             float64 `json:"save_gbs"`
+	UntilCopied      float64 `json:"until_copied_gbs"`
+	FirstSave        float64 `json:"first_save_gbs"`
+	FirstCopy        float64 `json:"first_copy_gbs"`
+	FirstUntilCopied float64 `json:"first_until_copied_gbs"`
 
 	FloorCopyNew   float64 `json:"floor_copy_new_gbs"`
 	FloorCopyThere float64 `json:"floor_copy_there_gbs"`
@@ -174,12 +178,12 @@ func (b *memoryBench) run(ctx context.Context) (*MemoryResult, error) {
 	r := &MemoryResult{
 		Bytes: b.source[0].bytes, Hosts: o.Hosts, Ranks: o.Ranks, Repeat: o.Repeat, Sockets: o.Ranks * hosts.DefaultParallel,
 	}
-	if err := b.generation(ctx, new(MemoryResult)); err != nil { // which takes memory from the system
+	if err := b.generations(ctx, new(MemoryResult)); err != nil { // which takes memory from the system
 		return nil, err
 	}
 
 	steps := []func() error{
-		func() error { return b.generation(ctx, r) },
+		func() error { return b.generations(ctx, r) },
 		func() error { return b.floor(ctx, &r.FloorCopyNew, b.allRanks(), intoFiles) },
 		func() error { return b.floor(ctx, &r.FloorCopyThere, b.allRanks(), intoMemory) },
 		func() error { return b.memcpy(r) },
@@ -196,7 +200,7 @@ func (b *memoryBench) run(ctx context.Context) (*MemoryResult, error) {
 		}
 	}
 
-	r.CopyNewRatio, r.CopyThereRatio = r.Copy/r.FloorCopyNew, r.Copy/r.FloorCopyThere
+	r.CopyNewRatio, r.CopyThereRatio = r.FirstCopy/r.FloorCopyNew, r.Copy/r.FloorCopyThere
 	r.LoadRatio, r.LoadCopiesRatio = r.Load/r.Memcpy, r.LoadCopies/r.FloorLoadCopies
 	r.PeakMemory = b.usage.measure()
 	r.MemoryRatio = float64(r.PeakMemory) / float64(r.Bytes)
@@ -240,43 +244,56 @@ func (b *memoryBench) ranks(ctx context.Context, fn func(ctx context.Context, g 
 	})
 }
 
-// generation saves the state and makes its copies. The generation before is removed when that is
-// complete.
-func (b *memoryBench) generation(ctx context.Context, r *MemoryResult) error {
-	before := run.FolderName(b.step)
-	b.step++
-	err := b.ranks(ctx, func(ctx context.Context, g group.Group, j *memory.Job, store blob.Store) error {
-		if err := g.Barrier(ctx); err != nil {
+// generations saves the state and makes its copies, twice by one job. Each time, the generation
+// before is removed when that is complete. The second save uses the memory of the generation that was
+// there before the first one.
+func (b *memoryBench) generations(ctx context.Context, r *MemoryResult) error {
+	before := b.step
+	b.step += 2
+	return b.ranks(ctx, func(ctx context.Context, g group.Group, j *memory.Job, store blob.Store) error {
+		if err := b.generation(ctx, g, j, store, before+1, &r.FirstSave, &r.FirstCopy, &r.FirstUntilCopied); err != nil {
 			return err
 		}
-		start := time.Now()
-		saved, err := b.save(ctx, g, store)
-		took := time.Since(start)
-		begin := time.Now()
-		if _, err := j.Copy(ctx, g, run.FolderName(b.step), saved, err); err != nil {
-			return err
+		return b.generation(ctx, g, j, store, before+2, &r.Save, &r.Copy, &r.UntilCopied)
+	})
+}
+
+// generation saves the state as a step and makes its copies. Then it removes the step before.
+func (b *memoryBench) generation(ctx context.Context, g group.Group, j *memory.Job, store blob.Store, step int64, save, copies, both *float64) error {
+	if err := g.Barrier(ctx); err != nil {
+		return err
+	}
+	start := time.Now()
+	saved, err := b.save(ctx, g, store, step)
+	took := time.Since(start)
+	begin := time.Now()
+	if _, err := j.Copy(ctx, g, run.FolderName(step), saved, err); err != nil {
+		return err
+	}
+	if g.Rank() == 0 {
+		*save, *copies = max(*save, gbs(b.source[0].bytes, took)), max(*copies, gbs(b.source[0].bytes, time.Since(begin)))
+		*both = max(*both, gbs(b.source[0].bytes, time.Since(start)))
+		b.usage.measure()
+	}
+	return group.Each(ctx, g, "remove", func(ctx context.Context) error {
+		if g.Rank() != 0 {
+			return nil
 		}
-		if g.Rank() == 0 {
-			r.Save, r.Copy = max(r.Save, gbs(b.source[0].bytes, took)), max(r.Copy, gbs(b.source[0].bytes, time.Since(begin)))
-			r.UntilCopied = max(r.UntilCopied, gbs(b.source[0].bytes, time.Since(start)))
-			b.usage.measure()
+		for o, err := range store.List(ctx, run.FolderName(step-1)+"/") {
+			if err != nil {
+				return err
+			}
+			if err := store.Remove(ctx, o.Name); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	for host := range b.o.Hosts {
-		if err := os.RemoveAll(filepath.Join(b.folder(host), memoryRun, before)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // save saves the part of a rank in the memory of its host.
-func (b *memoryBench) save(ctx context.Context, g group.Group, store blob.Store) (memory.Saved, error) {
-	at, err := blob.NewSub(store, run.FolderName(b.step))
+func (b *memoryBench) save(ctx context.Context, g group.Group, store blob.Store, step int64) (memory.Saved, error) {
+	at, err := blob.NewSub(store, run.FolderName(step))
 	if err != nil {
 		return memory.Saved{}, err
 	}
@@ -284,7 +301,7 @@ func (b *memoryBench) save(ctx context.Context, g group.Group, store blob.Store)
 	if err != nil {
 		return memory.Saved{}, err
 	}
-	rep, err := cairn.Save(ctx, at, b.source[g.Rank()].State, &cairn.SaveOptions{Logger: b.o.Logger, Group: g, Step: &b.step, Writer: w})
+	rep, err := cairn.Save(ctx, at, b.source[g.Rank()].State, &cairn.SaveOptions{Logger: b.o.Logger, Group: g, Step: &step, Writer: w})
 	if err != nil {
 		return memory.Saved{}, err
 	}

@@ -33,7 +33,7 @@ func TestMemoryBench(t *testing.T) {
 		root := inMemory(t)
 		r := must.Get(Memory(t.Context(), MemoryOptions{Bytes: 2<<20 + 5000, Hosts: c.hosts, Ranks: c.ranks, Repeat: 1}))(t)
 		for name, v := range map[string]float64{
-			"save": r.Save, "until_copied": r.UntilCopied, "floor_copy_new": r.FloorCopyNew, "floor_copy_there": r.FloorCopyThere, "copy": r.Copy,
+			"save": r.Save, "until_copied": r.UntilCopied, "first_save": r.FirstSave, "first_until_copied": r.FirstUntilCopied, "first_copy": r.FirstCopy, "floor_copy_new": r.FloorCopyNew, "floor_copy_there": r.FloorCopyThere, "copy": r.Copy,
 			"copy_new_ratio": r.CopyNewRatio, "copy_there_ratio": r.CopyThereRatio, "memcpy": r.Memcpy, "load": r.Load, "load_ratio": r.LoadRatio,
 			"floor_load_copies": r.FloorLoadCopies, "load_copies": r.LoadCopies, "load_copies_ratio": r.LoadCopiesRatio,
 		} {

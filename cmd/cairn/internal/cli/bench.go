@@ -269,11 +269,12 @@ func printMemoryBench(o *output, r *bench.MemoryResult) {
 	o.printf("%s from %s of %s, %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Ranks, "rank"), plural(r.Hosts, "host"),
 		plural(r.Sockets, "connection"), r.Repeat)
 	t := newRows("", ">FLOOR GB/s", ">CAIRN GB/s", ">RATIO", ">ASKED")
-	t.add("copy, against new files", two(r.FloorCopyNew), two(r.Copy), two(r.CopyNewRatio), "")
+	t.add("first copy, against new files", two(r.FloorCopyNew), two(r.FirstCopy), two(r.CopyNewRatio), "")
 	t.add("copy, against memory that is there", two(r.FloorCopyThere), two(r.Copy), two(r.CopyThereRatio), ">= 0.7")
 	t.add("load after a restart, against a copy", two(r.Memcpy), two(r.Load), two(r.LoadRatio), ">= 0.5")
 	t.add("load from copies, against connections", two(r.FloorLoadCopies), two(r.LoadCopies), two(r.LoadCopiesRatio), ">= 0.7")
 	o.table(t)
-	o.printf("\nsave %s GB/s, save and copies %s GB/s; most memory %s, %s of the size\n", two(r.Save), two(r.UntilCopied),
-		formatBytes(r.PeakMemory), two(r.MemoryRatio))
+	o.printf("\nsave %s GB/s, save and copies %s GB/s; the first ones of a job %s and %s\n", two(r.Save), two(r.UntilCopied),
+		two(r.FirstSave), two(r.FirstUntilCopied))
+	o.printf("most memory %s, %s of the size\n", formatBytes(r.PeakMemory), two(r.MemoryRatio))
 }

@@ -29,11 +29,13 @@ type memoryResult struct {
 type memoryRun struct {
 	Run string `json:"run"`
 	// Step is the step of the newest complete checkpoint, with files of other hosts.
-	Step        *int64       `json:"step"`
-	Checkpoints int          `json:"checkpoints"`
-	Bytes       int64        `json:"bytes"` // on this host
-	Hosts       []memoryHost `json:"hosts"`
-	Problem     string       `json:"problem,omitempty"`
+	Step        *int64 `json:"step"`
+	Checkpoints int    `json:"checkpoints"`
+	Bytes       int64  `json:"bytes"` // on this host
+	// SpareBytes are the part of Bytes that is kept for the next save.
+	SpareBytes int64        `json:"spare_bytes"`
+	Hosts      []memoryHost `json:"hosts"`
+	Problem    string       `json:"problem,omitempty"`
 }
 
 // memoryHost describes a host of a run.
@@ -86,6 +88,11 @@ func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
 	if r.Bytes, err = root.Bytes(r.Run); err != nil {
 		return err
 	}
+	local, err := root.OpenLocal(r.Run)
+	if err != nil {
+		return err
+	}
+	r.SpareBytes = local.SpareBytes()
 	m, err := root.ReadMembers(r.Run)
 	if err != nil {
 		return err
@@ -135,9 +142,9 @@ func printMemory(o *output, res *memoryResult) {
 		o.remark("%s: no runs in memory\n", clean(res.Path))
 		return
 	}
-	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", "HOST", "STATE", "NETWORK", "COPIES ON")
+	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", ">SPARE", "HOST", "STATE", "NETWORK", "COPIES ON")
 	for _, r := range res.Runs {
-		cells := []string{r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes)}
+		cells := []string{r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes), formatBytes(r.SpareBytes)}
 		names := map[string]string{}
 		for _, h := range r.Hosts {
 			names[h.ID] = h.Name

@@ -59,8 +59,8 @@ func TestMemoryListsPartners(t *testing.T) {
 	}}))
 	_, out, _ := command(t, "memory")
 	for _, want := range []string{
-		`(?m)^RUN +STEP +CHECKPOINTS +BYTES HERE +HOST +STATE +NETWORK +COPIES ON$`,
-		`(?m)^llama +- +0 +0 B +n1 +here +ib0 127.0.0.1:1 +n2$`, `(?m)^llama +- +0 +0 B +n2 +silent +127.0.0.1:2 +n1$`, `(?m)^llama .* n3 +left +127.0.0.1:3`,
+		`(?m)^RUN +STEP +CHECKPOINTS +BYTES HERE +SPARE +HOST +STATE +NETWORK +COPIES ON$`,
+		`(?m)^llama +- +0 +0 B +0 B +n1 +here +ib0 127.0.0.1:1 +n2$`, `(?m)^llama +- +0 +0 B +0 B +n2 +silent +127.0.0.1:2 +n1$`, `(?m)^llama .* n3 +left +127.0.0.1:3`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("memory prints no line like %s:\n%s", want, out)
