@@ -16,11 +16,12 @@ import tempfile
 import textwrap
 import threading
 import time
+import types
 import unittest
 
 import torch
 
-from device import slow
+from device import Case, join, slow, spawn
 from test_schedulers import EXAMPLES, Scheduler, _has
 
 # Runs a command once for each task, each on a node of its own. If a task fails, or the step is over, it kills all
@@ -135,6 +136,56 @@ class Restarts(Scheduler):
         self.assertFalse(os.path.exists(self.run_folder), "there is no durable checkpoint to go on with")
         left = [os.path.join(above, name) for above, _, names in os.walk(self.memory) for name in names]
         self.assertEqual({os.path.basename(name) for name in left}, {"host"}, left)
+
+
+def train_on(rank, folder, meet, hosts, steps, dies):
+    """Trains as a rank of memory.py on hosts. In the step 8 one of them is lost, with its saver and its files."""
+    os.environ.update(CAIRN_MEMORY=os.path.join(folder, f"host-{hosts[rank]}"), CAIRN_RUN="job 7")
+    join("gloo", meet, rank, len(hosts))
+    program = runpy.run_path(str(EXAMPLES / "memory.py"))
+    make_step = program["train_step"]
+
+    def train_step(model, optimizer, step):
+        if step == 8 and hosts[rank] == dies:
+            for children in pathlib.Path("/proc/self/task").glob("*/children"):
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            shutil.rmtree(os.environ["CAIRN_MEMORY"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = make_step(model, optimizer, step)
+        with open(os.path.join(folder, "losses"), "a") as f:
+            f.write(f"{step} {loss}\n" if rank == 0 else "")
+        return loss
+
+    program["train"].__globals__["train_step"] = train_step
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    args = types.SimpleNamespace(folder=os.path.join(folder, "run"), steps=steps, every=500, memory_every=1, pause=0.3)
+    program["train"](args, model, torch.optim.AdamW(model.parameters()))
+
+
+class Hosts(Case):
+    def test_one_of_four_hosts_is_lost(self):
+        """The others go on from the step before, with equal losses."""
+        for meet in "first", "second":
+            os.mkdir(self.path(meet))
+        with self.assertRaises(Exception):  # noqa: B017  # of torch, and of no one class
+            spawn(4, train_on, self.folder, self.path("first"), [0, 1, 2, 3], 12, 2)
+        first = [line.split() for line in pathlib.Path(self.path("losses")).read_text().splitlines()]
+        os.remove(self.path("losses"))
+        spawn(3, train_on, self.folder, self.path("second"), [3, 0, 1], 12, None)
+        second = [line.split() for line in pathlib.Path(self.path("losses")).read_text().splitlines()]
+
+        self.assertEqual([int(step) for step, _ in first][:7], list(range(1, 8)))
+        self.assertIn(int(second[0][0]), (7, 8))  # from step 6, if the host was lost before step 7 had its copies
+        torch.manual_seed(0)
+        program = runpy.run_path(str(EXAMPLES / "memory.py"))
+        model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        want = {step: program["train_step"](model, optimizer, step) for step in range(1, 13)}
+        self.assertEqual(int(second[-1][0]), 12)
+        for step, loss in first[:7] + second:
+            self.assertAlmostEqual(float(loss), want[int(step)], 4, f"step {step}")
 
 
 class Torchrun(Restarts):
