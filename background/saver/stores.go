@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
@@ -8,7 +9,8 @@ import (
 
 // Stores opens stores by their addresses. It keeps the stores of URLs, because their
 // clients have connections, and opens paths anew, because they may have become files or
-// folders. The zero value is ready to use. Its methods are safe for concurrent use.
+// folders. Of folders in memory it keeps the last one: a job saves to a new one every few
+// seconds, and its hosts may have changed. The zero value is ready to use. Its methods are safe for concurrent use.
 type Stores struct {
 	mu   sync.Mutex
 	kept map[string]blob.Store // guarded by mu
@@ -31,6 +33,9 @@ func (s *Stores) Open(address string, open func(address string) (blob.Store, err
 	}
 	if s.kept == nil {
 		s.kept = map[string]blob.Store{}
+	}
+	if blob.Scheme(address) == "memory" {
+		maps.DeleteFunc(s.kept, func(a string, _ blob.Store) bool { return blob.Scheme(a) == "memory" })
 	}
 	s.kept[address] = store
 	return store, nil
