@@ -520,6 +520,21 @@ func (p *Pending) noteBegun(id string) {
 	}
 }
 
+// Uploaded is closed once the remote store has the checkpoint, complete and durable, or the
+// save or its upload has failed. Without AsyncOptions.Remote, it is closed with Done.
+func (p *Pending) Uploaded() <-chan struct{} { return p.uploaded }
+
+// WaitUploaded waits until the upload is over. If the save failed, it returns the error of
+// the save. Without AsyncOptions.Remote, the report is nil. If only the upload fails, the
+// local checkpoint is not harmed, and 'cairn sync' can copy it later. If ctx ends first,
+// WaitUploaded returns its cause, and the upload goes on.
+func (p *Pending) WaitUploaded(ctx context.Context) (*UploadReport, error) {
+	if err := waitFor(ctx, p.uploaded); err != nil {
+		return nil, err
+	}
+	return p.upload, p.uploadErr
+}
+
 // returnFailure returns the error of the previous save, once.
 func (s *Stager) returnFailure(text string) error {
 	s.mu.Lock()
@@ -944,4 +959,21 @@ func (s *Stager) fill(ctx context.Context, p *Pending, overlap bool, start func(
 		p.recorder.EndStall()
 	}
 	return err
+}
+
+// copiesOver ends the copies of a save that is over.
+func (s *Stager) copiesOver(p *Pending, report *CopyReport, err error) {
+	if p.err != nil {
+		report, err = nil, p.err
+	} else if err != nil {
+		err = &Error{Op: "copy", Where: p.store.String(), Err: err}
+	}
+	if p.cancel != nil {
+		p.cancel(nil)
+	}
+	s.mu.Lock()
+	p.copyReport, p.copyErr = report, err
+	s.forgetUpload(p)
+	s.mu.Unlock()
+	close(p.copied)
 }

@@ -33,23 +33,6 @@ func (p *Pending) WaitCopied(ctx context.Context) (*CopyReport, error) {
 	return p.copyReport, p.copyErr
 }
 
-// copiesOver ends the copies of a save that is over.
-func (s *Stager) copiesOver(p *Pending, report *CopyReport, err error) {
-	if p.err != nil {
-		report, err = nil, p.err
-	} else if err != nil {
-		err = &Error{Op: "copy", Where: p.store.String(), Err: err}
-	}
-	if p.cancel != nil {
-		p.cancel(nil)
-	}
-	s.mu.Lock()
-	p.copyReport, p.copyErr = report, err
-	s.forgetUpload(p)
-	s.mu.Unlock()
-	close(p.copied)
-}
-
 // Memory returns the run in the memory of the hosts that RunOptions.Memory asks for, or nil. Its Due says when to
 // save to it: ask both runs in each step, and save to this one if only its save is due. Close closes it; close
 // RunOptions.Stager before, if that is set.

@@ -1,7 +1,6 @@
 package cairn
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
@@ -14,21 +13,6 @@ import (
 
 // UploadReport describes an upload to AsyncOptions.Remote that succeeded.
 type UploadReport = upload.Report
-
-// Uploaded is closed once the remote store has the checkpoint, complete and durable, or the
-// save or its upload has failed. Without AsyncOptions.Remote, it is closed with Done.
-func (p *Pending) Uploaded() <-chan struct{} { return p.uploaded }
-
-// WaitUploaded waits until the upload is over. If the save failed, it returns the error of
-// the save. Without AsyncOptions.Remote, the report is nil. If only the upload fails, the
-// local checkpoint is not harmed, and 'cairn sync' can copy it later. If ctx ends first,
-// WaitUploaded returns its cause, and the upload goes on.
-func (p *Pending) WaitUploaded(ctx context.Context) (*UploadReport, error) {
-	if err := waitFor(ctx, p.uploaded); err != nil {
-		return nil, err
-	}
-	return p.upload, p.uploadErr
-}
 
 // tiered says which stores a rank uses.
 type tiered struct {

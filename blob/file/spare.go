@@ -2,7 +2,6 @@ package file
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	"errors"
 	"io/fs"
@@ -278,10 +277,4 @@ func emptied(f *os.File, size int64) (int64, error) {
 		return 0, nil // it has holes
 	}
 	return has, nil
-}
-
-// makeRoom frees memory or disk space that is only kept for later, and reports whether there was any.
-func (w *writer) makeRoom(ctx context.Context) bool {
-	dropped := w.s.dropSpares()
-	return freeing.flush(ctx) || dropped
 }

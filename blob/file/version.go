@@ -132,25 +132,3 @@ func (s *Store) RemoveFolder(ctx context.Context, dir string) error {
 	s.prune(top, dir)
 	return nil
 }
-
-// distinguish gives the new file another version than the object that it replaces, if
-// they have the same one: the clock of the file system may not have moved on. It returns
-// the description of the new file.
-func (w *writer) distinguish(fi fs.FileInfo) (fs.FileInfo, error) {
-	old, err := os.Stat(w.s.path(w.name))
-	if err != nil {
-		return fi, nil // there is no old file, or rename returns the error
-	}
-
-	for later := time.Millisecond; version(old) == version(fi) && later < time.Minute; later *= 10 {
-		at := old.ModTime().Add(later)
-		if err := w.dir.Chtimes(w.tmp, at, at); err != nil {
-			return nil, err
-		}
-		if fi, err = w.dir.Stat(w.tmp); err != nil {
-			return nil, err
-		}
-	}
-
-	return fi, nil
-}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 )
@@ -393,4 +394,32 @@ func (w *writer) closeFiles() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// distinguish gives the new file another version than the object that it replaces, if
+// they have the same one: the clock of the file system may not have moved on. It returns
+// the description of the new file.
+func (w *writer) distinguish(fi fs.FileInfo) (fs.FileInfo, error) {
+	old, err := os.Stat(w.s.path(w.name))
+	if err != nil {
+		return fi, nil // there is no old file, or rename returns the error
+	}
+
+	for later := time.Millisecond; version(old) == version(fi) && later < time.Minute; later *= 10 {
+		at := old.ModTime().Add(later)
+		if err := w.dir.Chtimes(w.tmp, at, at); err != nil {
+			return nil, err
+		}
+		if fi, err = w.dir.Stat(w.tmp); err != nil {
+			return nil, err
+		}
+	}
+
+	return fi, nil
+}
+
+// makeRoom frees memory or disk space that is only kept for later, and reports whether there was any.
+func (w *writer) makeRoom(ctx context.Context) bool {
+	dropped := w.s.dropSpares()
+	return freeing.flush(ctx) || dropped
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
+	"github.com/cairn-ckpt/cairn/internal/work"
 )
 
 // chunkBytes is how many bytes Fetch receives, checks and writes at once: they stay in the
@@ -144,6 +145,15 @@ func (s *Store) fetchPiece(ctx context.Context, p *peer, o blob.Info, w blob.Wri
 	}
 
 	return crc, nil
+}
+
+// pieces calls fn for the pieces of size bytes, several at a time.
+func (s *Store) pieces(ctx context.Context, size int64, fn func(ctx context.Context, i int, at, n int64) error) error {
+	piece := s.cfg.Piece
+	return work.Each(ctx, int((size+piece-1)/piece), s.cfg.Parallel, func(ctx context.Context, i int) error {
+		at := int64(i) * piece
+		return fn(ctx, i, at, min(piece, size-at))
+	})
 }
 
 // limiter bounds a number of bytes per second. The zero limiter has no bound.

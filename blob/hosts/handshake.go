@@ -97,14 +97,6 @@ func welcome(c io.ReadWriter, secret []byte) error {
 	return err
 }
 
-// dial connects to the server at addr and runs the handshake.
-func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(handshakeTime, s.cfg.Stall))
-	defer cancel()
-	defer context.AfterFunc(s.alive, cancel)() // the transport goes on to dial after the request has ended
-	return connect(ctx, network, addr, s.cfg.Secret)
-}
-
 // Reach returns nil if a server with this secret answers at addr.
 func Reach(ctx context.Context, addr string, secret []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)

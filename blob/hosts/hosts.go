@@ -30,6 +30,7 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -529,4 +530,22 @@ func (s *Store) report(host, object string, err error) {
 	if s.cfg.Logger != nil {
 		s.cfg.Logger.Warn("a copy cannot be used", "host", host, "object", object, "store", s.String(), "error", err)
 	}
+}
+
+// dial connects to the server at addr and runs the handshake.
+func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(handshakeTime, s.cfg.Stall))
+	defer cancel()
+	defer context.AfterFunc(s.alive, cancel)() // the transport goes on to dial after the request has ended
+	return connect(ctx, network, addr, s.cfg.Secret)
+}
+
+// localReader returns a reader of an object of the local store. It does not read past the
+// system's cache: the object lies in memory.
+func (s *Store) localReader(name string, in blob.Reader) *reader {
+	r := &reader{s: s, name: name, size: in.Size(), places: []place{{host: s.cfg.Host, local: in}}}
+	if v, ok := in.(blob.VersionReader); ok {
+		r.version = v.Version()
+	}
+	return r
 }

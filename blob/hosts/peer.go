@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
-	"github.com/cairn-ckpt/cairn/internal/work"
 )
 
 // Paths and headers of the questions to a server.
@@ -361,14 +360,5 @@ func (p *peer) readAt(ctx context.Context, o blob.Info, b []byte, off int64) err
 		defer x.Close()
 		_, err = io.ReadFull(x, b[at:at+n])
 		return err
-	})
-}
-
-// pieces calls fn for the pieces of size bytes, several at a time.
-func (s *Store) pieces(ctx context.Context, size int64, fn func(ctx context.Context, i int, at, n int64) error) error {
-	piece := s.cfg.Piece
-	return work.Each(ctx, int((size+piece-1)/piece), s.cfg.Parallel, func(ctx context.Context, i int) error {
-		at := int64(i) * piece
-		return fn(ctx, i, at, min(piece, size-at))
 	})
 }

@@ -52,16 +52,6 @@ type peerReader struct{ *reader }
 // ReadGap implements [blob.GapReader].
 func (r *peerReader) ReadGap() int64 { return rangeGap }
 
-// localReader returns a reader of an object of the local store. It does not read past the
-// system's cache: the object lies in memory.
-func (s *Store) localReader(name string, in blob.Reader) *reader {
-	r := &reader{s: s, name: name, size: in.Size(), places: []place{{host: s.cfg.Host, local: in}}}
-	if v, ok := in.(blob.VersionReader); ok {
-		r.version = v.Version()
-	}
-	return r
-}
-
 // reader returns a reader of an object of the peer, which has the version that it has there.
 func (p *peer) reader(o blob.Info) *peerReader {
 	places := []place{{host: p.Host, peer: p, info: o}}
