@@ -250,7 +250,7 @@ func isCopied(ctx context.Context, run blob.Store, folder string) bool {
 }
 
 // copy brings copies of a checkpoint in memory to other hosts.
-func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed error) error {
+func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed error) (*memory.Report, error) {
 	c := run.Copies
 	s := memory.Saved{Copies: c.Copies, Rate: c.Rate}
 	if failed = cmp.Or(failed, c.broken); failed == nil {
@@ -259,7 +259,5 @@ func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed
 			s.Last = p.Published()
 		}
 	}
-	report, err := c.Copy(ctx, c.Group, c.Folder, s, failed)
-	c.Copied(report, err)
-	return err
+	return c.Copy(ctx, c.Group, c.Folder, s, failed)
 }

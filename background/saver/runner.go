@@ -145,10 +145,14 @@ func (run *running) goesOn() bool { return run.Tiers != nil || run.Copies != nil
 // goOn copies and uploads a checkpoint whose save is over.
 func (r *Runner) goOn(ctx context.Context, run *running, report *protocol.SaveReport, err error) {
 	if run.Copies != nil {
-		err = cmp.Or(err, run.copy(ctx, report, err)) // without copies, older checkpoints stay
+		copied, copyErr := run.copy(ctx, report, err)
+		err = cmp.Or(err, copyErr) // without copies, older checkpoints stay
+		if run.Tiers == nil {
+			r.tend(ctx, run, err)
+		}
+		run.Copies.Copied(copied, copyErr)
 	}
 	if run.Tiers == nil {
-		r.tend(ctx, run, err)
 		r.WaitTended(ctx) // the next save needs the room of the checkpoint before this one
 		return
 	}
