@@ -683,9 +683,16 @@ def dies(target, path, want, survivors, latest, **more):
     found = [f for s in said for f in s or []]
     if [s is not None for s in said] != survivors:
         found.append(f"the ranks have said {said}")
-    newest = cairn.latest(path, wait=True, timeout=LIMIT)
-    if newest is None or os.path.basename(newest) != f"step-{latest}":
-        found.append(f"latest is {newest}; want step {latest}")
+    # The savers may not have begun to write when their trainers are gone: then latest sees no save under way.
+    end = time.monotonic() + LIMIT
+    while True:
+        newest = cairn.latest(path, wait=True, timeout=LIMIT)
+        if newest is not None and os.path.basename(newest) == f"step-{latest}":
+            break
+        if time.monotonic() > end:
+            found.append(f"latest is {newest}; want step {latest}")
+            break
+        time.sleep(0.1)
     for step in want:
         found += holds(f"{path}/step-{step}", step)
     return found
