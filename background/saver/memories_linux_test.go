@@ -78,7 +78,8 @@ func (r *memoryRank) save(step int64, copies bool) error {
 	if err != nil || !copies {
 		return err
 	}
-	return job.copy(r.ctx, report, nil)
+	_, err = job.copy(r.ctx, report, nil)
+	return err
 }
 
 // foldersIn returns the checkpoints that a host has files of.
