@@ -100,7 +100,8 @@ func TestSpareFileIsUsedAgain(t *testing.T) {
 	}
 }
 
-// The best file is the smallest one that is large enough, otherwise the largest one.
+// The best file is the smallest one that is large enough, otherwise the largest one. None of the
+// objects is so much larger than its file that it frees another one.
 func TestWhichSpareFileIsUsed(t *testing.T) {
 	s := spareStore(t)
 	putBytes(t, s, "kept/all", 16<<20)
@@ -113,7 +114,7 @@ func TestWhichSpareFileIsUsed(t *testing.T) {
 	for n := range at {
 		must.Do(t, s.Remove(t.Context(), fmt.Sprintf("old/%d", at[n])))
 	}
-	for _, c := range [][2]int{{3 << 20, 4 << 20}, {3 << 20, 2 << 20}, {100 << 10, 1 << 20}, {100 << 10, 0}} {
+	for _, c := range [][2]int{{3 << 20, 4 << 20}, {5 << 19, 2 << 20}, {100 << 10, 1 << 20}, {100 << 10, 0}} {
 		name := fmt.Sprintf("new/%d", c[1])
 		putBytes(t, s, name, c[0])
 		if got := at[inode(t, s, name)]; got != c[1] {
