@@ -87,6 +87,54 @@ func TestFetchRefusesDamage(t *testing.T) {
 	}
 }
 
+// Parts that this process has are not received. If their bytes are wrong, nothing of them gets into the copy.
+func TestFetchHeld(t *testing.T) {
+	const size = 9000
+	data := noise(size)
+	has := func(lo, hi int64) Part {
+		return Part{At: lo, Length: hi - lo, Read: func(p []byte, off int64) error {
+			copy(p, data[lo+off:hi])
+			return nil
+		}}
+	}
+	other := Part{At: 1500, Length: 1000, Read: func(p []byte, off int64) error {
+		clear(p)
+		return nil
+	}}
+	broken := Part{At: 8000, Length: 10, Read: func([]byte, int64) error { return errors.New("gone") }}
+	for _, c := range []struct {
+		name  string
+		parts []Part
+		held  int64
+	}{
+		{"no part", nil, 0},
+		{"the whole object", []Part{has(0, size)}, size},
+		{"within a piece", []Part{has(10, 20)}, 10},
+		{"over several pieces", []Part{has(999, 4001)}, 3002},
+		{"one after the other", []Part{has(100, 1000), has(1000, 1001), has(1001, 1001), has(1001, 8999)}, 8899},
+		{"with gaps", []Part{has(0, 1), has(2, 1000), has(1500, 2500), has(8999, size)}, 2000},
+		{"other bytes", []Part{has(0, 100), other, has(8000, size)}, 0},
+		{"a part that cannot be read", []Part{has(0, 100), broken}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, local := newHost(t), folder(t)
+			s := join(t, local, Config{Piece: 1000}, b.addr)
+			put(t, b, "run/x", data)
+			held, err := s.FetchHeld(t.Context(), "run/x", size, sumOf(data), c.parts)
+			if err != nil || held != c.held {
+				t.Fatalf("FetchHeld = %d, %v; want %d", held, err, c.held)
+			}
+			if got := must.Get(readAll(t.Context(), local, "run/x"))(t); !bytes.Equal(got, data) {
+				t.Error("the copy differs from the object")
+			}
+			want := size - held
+			if of := s.Traffic(); of.Received < want || held > 0 && of.Received > want+100*of.Requests {
+				t.Errorf("%d bytes were received by %d requests; want %d and little more", of.Received, of.Requests, want)
+			}
+		})
+	}
+}
+
 // What cannot be fetched is missing only if all hosts say so.
 func TestFetchOfMissingObject(t *testing.T) {
 	ctx := t.Context()
