@@ -102,9 +102,9 @@ var layers = []struct{ name, imports string }{
 	{"storage/storagetest", "blob blob/fault blob/file blob/mem internal/deep internal/must meta plan protocol shard storage tensor value"},
 	{"run", "blob blob/file group internal/crc32c internal/size internal/work meta storage storage/formats storage/commit transfer"},
 	{"run/versions", "group plan run storage storage/formats tensor value"},
-	{"background/memory", "blob blob/hosts blob/ram group internal/crc32c storage storage/formats storage/native"},
+	{"background/memory", "blob blob/hosts blob/ram group internal/crc32c plan storage storage/formats storage/native tensor"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
-	{"background/saver", "background/memory blob/ram run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{"background/saver", "background/memory blob/hosts blob/ram run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "background/memory run run/versions blob blob/ram blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
 	// Tests of the whole, and the code that they share.

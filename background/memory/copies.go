@@ -21,11 +21,13 @@ import (
 type Report struct {
 	SaveID string `json:"save_id"`
 	// Bytes and Files count the copies of data files on all hosts, RankBytes what this rank has
-	// received.
+	// copied to its host.
 	Bytes     int64         `json:"bytes"`
 	RankBytes int64         `json:"local_bytes"`
 	Files     int           `json:"files"`
 	Time      time.Duration `json:"copy_ns"`
+	// RankHeld is how many of RankBytes this rank has not received, because its own state has them.
+	RankHeld int64 `json:"local_held_bytes,omitempty"`
 	// Alone means that there is only one host, so that there is no copy.
 	Alone bool `json:"alone,omitempty"`
 }
@@ -42,6 +44,10 @@ type Saved struct {
 	Copies int
 	// Rate bounds the bytes per second that each host receives. Zero: no bound.
 	Rate int64
+	// Of are the ranks whose files this rank copies from its own state, see Job.Replicas. Parts returns what it has
+	// of a file.
+	Of    []int
+	Parts func(ctx context.Context, store blob.Store, name string) ([]hosts.Part, error)
 }
 
 // file is a file that other hosts copy.
@@ -49,12 +55,15 @@ type file struct {
 	Name   string `json:"name"`
 	Size   int64  `json:"size"`
 	CRC32C uint32 `json:"crc32c"`
+
+	held bool // this rank holds parts of it
 }
 
 // offer is what a rank has for other hosts.
 type offer struct {
 	Host   string `json:"host"`
 	Copies int    `json:"copies"`
+	Of     []int  `json:"of,omitempty"` // as in Saved
 	Data   []file `json:"data,omitempty"`
 	Last   []file `json:"last,omitempty"`
 }
@@ -83,7 +92,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 				return err
 			}
 		}
-		if rep.RankBytes, err = j.fetch(ctx, folder, mine, rate); blob.IsFull(err) {
+		if rep.RankBytes, rep.RankHeld, err = j.fetch(ctx, folder, mine, rate, s.Parts); blob.IsFull(err) {
 			err = errors.Join(err, j.discard(ctx, folder, mine))
 		}
 		return err
@@ -97,7 +106,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		if !j.receives(g.Rank()) {
 			return nil
 		}
-		_, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last}, rate)
+		_, _, err := j.fetch(ctx, folder, map[string][]file{all[0].Host: all[0].Last}, rate, nil)
 		return err
 	})
 	if err == nil && j.ranks[j.Host][0] == g.Rank() {
@@ -114,6 +123,9 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 		}
 		j.confirmed = copies
 		j.tellPartners(copies)
+		if rep.RankHeld > 0 {
+			j.inform("memory: this rank copies files of other ranks from its own state", "ranks", s.Of, "bytes", rep.RankBytes, "held", rep.RankHeld)
+		}
 	}
 	rep.Time = time.Since(start)
 	return rep, nil
@@ -164,26 +176,38 @@ func (j *Job) drop(ctx context.Context, folder string, replaced []file) error {
 
 // fetch copies files to this host, each from the host that has saved it. No other host is asked: a
 // host that has left the job may be silent, and in a large job there are many. rate bounds the bytes per
-// second, unless it is zero.
-func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file, rate int64) (bytes int64, err error) {
+// second, unless it is zero. parts returns what this rank holds of a file, and held counts its bytes.
+func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file, rate int64,
+	parts func(ctx context.Context, store blob.Store, name string) ([]hosts.Part, error)) (bytes, held int64, err error) {
 	for _, host := range slices.Sorted(maps.Keys(files)) {
 		opened, err := j.Root.OpenWith(ctx, j.Run, &ram.OpenOptions{Stall: j.stall, Hosts: []string{host}, Rate: rate})
 		if err != nil {
-			return bytes, err
+			return bytes, held, err
 		}
 		store, ok := opened.(*hosts.Store)
 		if !ok {
-			return bytes, fmt.Errorf("%w: %s", ErrReplaced, j.Run)
+			return bytes, held, fmt.Errorf("%w: %s", ErrReplaced, j.Run)
 		}
 		defer store.Close()
 		for _, f := range files[host] {
-			if err := store.Fetch(ctx, folder+"/"+f.Name, f.Size, f.CRC32C); err != nil {
-				return bytes, err
+			name := folder + "/" + f.Name
+			var has []hosts.Part
+			if f.held && parts != nil {
+				if has, err = parts(ctx, store, name); err != nil {
+					return bytes, held, err
+				}
 			}
-			bytes += f.Size
+			n, err := store.FetchHeld(ctx, name, f.Size, f.CRC32C, has)
+			if err != nil {
+				return bytes, held, err
+			}
+			if n == 0 && len(has) > 0 && j.logger != nil {
+				j.logger.Warn("memory: this rank's state has other bytes than a file of another rank, so the file was received", "run", j.Run, "object", name)
+			}
+			bytes, held = bytes+f.Size, held+n
 		}
 	}
-	return bytes, nil
+	return bytes, held, nil
 }
 
 // discard removes the copies that this rank has fetched, because there is no room for all of them: later
@@ -207,7 +231,7 @@ func (j *Job) discard(ctx context.Context, folder string, files map[string][]fil
 
 // offer describes the files of this rank.
 func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Saved) (offer, error) {
-	o := offer{Host: j.Host, Copies: cmp.Or(s.Copies, DefaultCopies)}
+	o := offer{Host: j.Host, Copies: cmp.Or(s.Copies, DefaultCopies), Of: s.Of}
 	if o.Copies < 0 || s.Rate < 0 {
 		return o, fmt.Errorf("%w: %d copies, at %d bytes per second", storage.ErrOptions, s.Copies, s.Rate)
 	}
@@ -216,7 +240,7 @@ func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Save
 			return o, fmt.Errorf("%w: %s has no checksum, so a copy could not be compared with it", storage.ErrOptions, f.Name)
 		}
 		if !slices.Contains(s.Last, f.Name) {
-			o.Data = append(o.Data, file{f.Name, f.Size, f.CRC32C})
+			o.Data = append(o.Data, file{Name: f.Name, Size: f.Size, CRC32C: f.CRC32C})
 		}
 	}
 	for _, name := range s.Last {
@@ -224,7 +248,7 @@ func (j *Job) offer(ctx context.Context, store blob.Store, folder string, s Save
 		if err != nil {
 			return o, err
 		}
-		o.Last = append(o.Last, file{name, int64(len(data)), crc32c.Checksum(data)})
+		o.Last = append(o.Last, file{Name: name, Size: int64(len(data)), CRC32C: crc32c.Checksum(data)})
 	}
 	return o, nil
 }
@@ -236,21 +260,37 @@ const maxLast = 1 << 30
 // bytes all ranks fetch. The ranks of a host divide its files.
 func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file, count int, bytes int64) {
 	mine = map[string][]file{}
-	partners := Partners(j.Hosts, copies)
+	at := j.place(copies, keepersOf(all))
 	turn := map[string]int{}
-	for _, o := range all {
+	for i, o := range all {
 		for _, f := range o.Data {
-			for _, host := range partners[o.Host] {
-				ranks := j.ranks[host]
-				if ranks[turn[host]%len(ranks)] == rank {
+			for _, host := range at.of(i) {
+				taker, holds := at.keeper(i, host)
+				if !holds {
+					ranks := j.ranks[host]
+					taker = ranks[turn[host]%len(ranks)]
+					turn[host]++
+				}
+				if taker == rank {
+					f.held = holds
 					mine[o.Host] = append(mine[o.Host], f)
 				}
-				turn[host]++
 				count, bytes = count+1, bytes+f.Size
 			}
 		}
 	}
 	return mine, count, bytes
+}
+
+// keepersOf returns for each rank the ranks that copy its files from what they hold.
+func keepersOf(all []offer) map[int][]int {
+	out := map[int][]int{}
+	for rank, o := range all {
+		for _, of := range o.Of {
+			out[of] = append(out[of], rank)
+		}
+	}
+	return out
 }
 
 // rate returns the bytes per second that this rank may receive, if its host may receive n.

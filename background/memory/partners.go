@@ -46,7 +46,7 @@ func groups(hosts []ram.Host, size int) [][]ram.Host {
 func spreadDomains(hosts []ram.Host) []ram.Host {
 	domains := map[string][]ram.Host{}
 	for _, h := range hosts {
-		d := cmp.Or(h.Domain, "host "+h.ID)
+		d := domainOf(&h)
 		domains[d] = append(domains[d], h)
 	}
 	names := slices.Sorted(maps.Keys(domains))

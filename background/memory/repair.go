@@ -23,10 +23,10 @@ func (j *Job) noteSums(ctx context.Context, folder string, all []offer, copies i
 	if err != nil {
 		sums = map[string]ram.Sum{} // it is damaged, or of another program
 	}
-	partners := Partners(j.Hosts, copies)
+	at := j.place(copies, keepersOf(all))
 	for i, o := range all {
 		files := o.Data
-		if o.Host != j.Host && !slices.Contains(partners[o.Host], j.Host) {
+		if o.Host != j.Host && !slices.Contains(at.of(i), j.Host) {
 			files = nil
 		}
 		if i == 0 {

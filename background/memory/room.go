@@ -126,7 +126,7 @@ func (s *space) reuse(n int64) {
 // host has now.
 func (r *Room) Check(written []int64, copies int) error {
 	var full error
-	own, foreign := r.job.needs(written, cmp.Or(copies, DefaultCopies))
+	own, foreign := r.job.needs(written, cmp.Or(copies, DefaultCopies), r.job.keepers)
 	for i := range r.spaces {
 		s := &r.spaces[i]
 		err := s.check(own[s.Host], foreign[s.Host])
@@ -146,18 +146,18 @@ const (
 )
 
 // needs returns for each host how many bytes its ranks write, and how many bytes of copies it receives.
-func (j *Job) needs(written []int64, copies int) (own, foreign map[string]int64) {
+func (j *Job) needs(written []int64, copies int, keepers map[int][]int) (own, foreign map[string]int64) {
 	own, foreign = map[string]int64{}, map[string]int64{}
+	at := j.place(copies, keepers)
 	for host, ranks := range j.ranks {
 		for _, rank := range ranks {
 			if rank < len(written) {
-				own[host] += written[rank] + written[rank]/stateOverhead + rankOverhead
+				n := written[rank] + written[rank]/stateOverhead + rankOverhead
+				own[host] += n
+				for _, to := range at.of(rank) {
+					foreign[to] += n
+				}
 			}
-		}
-	}
-	for host, partners := range Partners(j.Hosts, copies) {
-		for _, p := range partners {
-			foreign[p] += own[host]
 		}
 	}
 	return own, foreign

@@ -117,7 +117,7 @@ func TestMeasure(t *testing.T) {
 			return fmt.Errorf("the second host is %+v", s)
 		}
 		const each = 1 << 20
-		own, foreign := j.needs([]int64{each, each, each, each}, 1)
+		own, foreign := j.needs([]int64{each, each, each, each}, 1, nil)
 		one := int64(each + each/stateOverhead + rankOverhead)
 		if own[r.spaces[0].Host] != one || own[r.spaces[1].Host] != 2*one {
 			return fmt.Errorf("own bytes are %v; want %d and %d", own, one, 2*one)

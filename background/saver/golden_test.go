@@ -157,7 +157,7 @@ var messages = map[string]any{
 			{ID: "91ab", Name: "node-2", Domain: "rack 2", Address: "10.0.0.8:41300", Ranks: []int{2, 3}, Partners: []string{"5f1c"}},
 		},
 	},
-	"copied":      copiedBody{Generation: 11, Report: &memory.Report{SaveID: "e", Bytes: 1024, RankBytes: 512, Files: 2, Time: time.Second}},
+	"copied":      copiedBody{Generation: 11, Report: &memory.Report{SaveID: "e", Bytes: 1024, RankBytes: 512, Files: 2, Time: time.Second, RankHeld: 256}},
 	"copied-fail": copiedBody{Generation: 11, Error: &errorBody{"fetch step-000000010/e-r00001-0.safetensors: the copy is damaged", []string{"storage.corrupt"}}},
 	"save-memory": saveBody{
 		Generation:  11,

@@ -161,6 +161,8 @@ type Copies struct {
 	// Copies and Rate are as in memory.Saved.
 	Copies int
 	Rate   int64
+	// Held, if not nil, returns what this rank holds of files of other ranks, for memory.Saved.
+	Held func(s *memory.Saved)
 	// Copied receives the outcome after Over has returned.
 	Copied func(*memory.Report, error)
 
@@ -255,6 +257,9 @@ func (run *running) copy(ctx context.Context, saved *protocol.SaveReport, failed
 	s := memory.Saved{Copies: c.Copies, Rate: c.Rate}
 	if failed = cmp.Or(failed, c.broken); failed == nil {
 		s.SaveID, s.Files = saved.SaveID, saved.Wrote
+		if c.Held != nil {
+			c.Held(&s)
+		}
 		if p, ok := run.Job.Writer.(storage.Publisher); ok && c.Group.Rank() == 0 {
 			s.Last = p.Published()
 		}

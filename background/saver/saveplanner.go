@@ -3,15 +3,20 @@ package saver
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
+	"github.com/cairn-ckpt/cairn/background/memory"
 	"github.com/cairn-ckpt/cairn/background/stage"
+	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/blob/hosts"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
 
@@ -34,6 +39,14 @@ type savePlanner struct {
 	recorder *protocol.Recorder // of the save
 
 	fits bool // everything will be staged, so no item is fetched
+
+	// replicas, if not nil, chooses which ranks copy files of other ranks from what they hold. kept are the items
+	// that this rank needs for that, until forget, and of the ranks whose files it copies.
+	replicas func(local, final []*plan.SavePlan) []memory.Replica
+	options  string // what replicas depends on
+	kept     map[*stagedItem]bool
+	of       []int
+	finished bool // FinishPlan was called
 
 	mu      sync.Mutex
 	changed chan struct{} // closed when items are staged, or err is set
@@ -184,7 +197,7 @@ func (s *savePlanner) markDone(x *stagedItem) bool {
 	return true
 }
 
-// forget gives up the memory of all units: the save is over.
+// forget gives up the memory of all units: the save is over, and so are the copies that need what was kept.
 func (s *savePlanner) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -243,18 +256,107 @@ func (s *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
 func (s *savePlanner) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// FinishPlan releases the items that this rank does not write.
+// copyFor lets the ranks make copies from what they hold.
+func (s *savePlanner) copyFor(c *Copies) {
+	s.options = fmt.Sprintf(" copies=%d of %s", c.Copies, c.Run)
+	s.replicas = func(local, final []*plan.SavePlan) []memory.Replica { return c.Replicas(local, final, c.Copies) }
+	c.Held = func(to *memory.Saved) { to.Of, to.Parts = s.of, s.parts }
+}
+
+// replica is the planner's data of a final plan: what the rank copies of files of other ranks.
+type replica struct {
+	Of []int `json:"of"`
+	// Items has a bit for each item of the local plan, the lowest bit of the first byte for the first one.
+	Items []byte `json:"items"`
+}
+
+// GlobalPlan makes the final plans, in which ranks also learn what they copy of files of other ranks.
+func (s *savePlanner) GlobalPlan(local []*plan.SavePlan) ([]*plan.SavePlan, *meta.Metadata, error) {
+	final, md, err := s.DefaultSave.GlobalPlan(local)
+	if err != nil || s.replicas == nil {
+		return final, md, err
+	}
+	for rank, r := range s.replicas(local, final) {
+		if len(r.Of) == 0 {
+			continue
+		}
+		data := replica{Of: r.Of, Items: make([]byte, len(local[rank].Items)/8+1)}
+		for _, i := range r.Items {
+			data.Items[i/8] |= 1 << (i % 8)
+		}
+		if final[rank].PlannerData, err = json.Marshal(data); err != nil {
+			return nil, nil, err
+		}
+	}
+	return final, md, nil
+}
+
+// PlanOptions identifies the planner's options.
+func (s *savePlanner) PlanOptions() string { return s.DefaultSave.PlanOptions() + s.options }
+
+// keep notes which items this rank needs for copies. If the state is not staged as a whole, it keeps none: the trainer
+// needs the memory of the items to stage the others.
+func (s *savePlanner) keep(data json.RawMessage) error {
+	if len(data) == 0 || !s.fits {
+		return nil
+	}
+	var r replica
+	if err := json.Unmarshal(data, &r); err != nil {
+		return fmt.Errorf("%w: the planner's data: %w", plan.ErrProtocol, err)
+	}
+	s.of, s.kept = r.Of, map[*stagedItem]bool{}
+	for i := range s.local.Items {
+		if i/8 >= len(r.Items) || r.Items[i/8]&(1<<(i%8)) == 0 {
+			continue
+		}
+		if x := s.byKey[s.local.Items[i].Key()]; x.Codec == "" {
+			s.kept[x] = true
+		}
+	}
+	return nil
+}
+
+// FinishPlan releases the items that this rank does not need: other ranks write them.
 func (s *savePlanner) FinishPlan(p *plan.SavePlan) (*plan.SavePlan, error) {
 	needed := make(map[*stagedItem]bool, len(p.Items))
 	for i := range p.Items {
 		needed[s.byKey[p.Items[i].Key()]] = true
 	}
+
+	s.mu.Lock()
+	err := s.keep(p.PlannerData)
+	s.finished = true
+	s.mu.Unlock()
 	for i := range s.items {
-		if x := &s.items[i]; x.Codec == "" && !needed[x] && s.markDone(x) {
+		if x := &s.items[i]; x.Codec == "" && !needed[x] && !s.kept[x] && s.markDone(x) {
 			s.released(x.number)
 		}
 	}
-	return p, nil
+	return p, err
+}
+
+// parts returns what this rank has kept of a file that another rank has written.
+func (s *savePlanner) parts(ctx context.Context, store blob.Store, name string) ([]hosts.Part, error) {
+	file, err := native.FileParts(ctx, store, name)
+	if err != nil {
+		return nil, err
+	}
+	var out []hosts.Part
+	for _, f := range file {
+		it := plan.WriteItem{Info: &plan.Info{FQN: f.FQN}, Kind: plan.KindTensor, Box: f.Box}
+		x := s.byKey[it.Key()]
+		if x == nil || !s.kept[x] || x.dtype != f.DType {
+			continue
+		}
+		out = append(out, hosts.Part{At: f.Offset, Length: f.Length, Read: func(p []byte, off int64) error {
+			staged, err := s.readStaged(x, p, off)
+			if !staged && err == nil {
+				err = fmt.Errorf("%w: %q is not staged", ErrMessage, x.Name)
+			}
+			return err
+		}})
+	}
+	return out, nil
 }
 
 // Resolve returns the content of an item.
@@ -314,9 +416,12 @@ func (s *savePlanner) release(x *stagedItem) error {
 	if err == nil {
 		err = s.err
 	}
+	stays := s.kept[x] || s.fits && !s.finished // until FinishPlan, it may still be kept
 	s.mu.Unlock()
-	s.markDone(x)
-	s.released(x.number)
+	if !stays {
+		s.markDone(x)
+		s.released(x.number)
+	}
 	return err
 }
 

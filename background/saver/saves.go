@@ -29,6 +29,7 @@ type saves struct {
 	runner   Runner
 	stop     context.CancelCauseFunc // ends the work for runs
 	cache    plan.Cache
+	inMemory plan.Cache // of saves to memory, whose final plans say what ranks keep for copies
 
 	mu      sync.Mutex
 	pending map[uint64]*savePlanner // by generation; guarded by mu
@@ -106,6 +107,9 @@ func (x *saving) task() (Task, error) {
 	var err error
 	if t.Copies, err = x.memories.copies(&b.SaveRequest, x.copied); err != nil {
 		return Task{}, err
+	}
+	if c := t.Copies; c != nil {
+		x.state.copyFor(c)
 	}
 	if t.Job, t.Tiers, err = x.job(&b.SaveRequest); err != nil {
 		return Task{}, err
@@ -232,6 +236,9 @@ func (x *saving) job(v *SaveRequest) (protocol.RankSave, *Tiers, error) {
 	if v.Cache {
 		job.Cache = &x.cache
 	}
+	if v.Cache && blob.Scheme(v.Store) == "memory" {
+		job.Cache = &x.inMemory
+	}
 	return job, tiers, nil
 }
 
@@ -269,6 +276,7 @@ func (x *saving) uploaded(r *upload.Report, err error) {
 
 // copied ends the copies of the save, if the save succeeded.
 func (x *saving) copied(r *memory.Report, err error) {
+	x.state.forget()
 	if !x.succeeded {
 		return
 	}
@@ -287,7 +295,9 @@ func (s *saves) over(generation uint64, r *protocol.SaveReport, err error) {
 	delete(s.pending, generation)
 	s.mu.Unlock()
 
-	st.forget()
+	if err != nil || len(st.kept) == 0 { // otherwise copied does so
+		st.forget()
+	}
 	if err != nil {
 		st.fail(err)
 		st.recorder.End(0, err, ErrReplaced)

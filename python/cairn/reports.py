@@ -145,17 +145,19 @@ class CopyReport:
     bytes: int = 0
     """Bytes of the copies of data files, on all hosts."""
     rank_bytes: int = 0
-    """Bytes that this rank has received."""
+    """Bytes that this rank has copied to its host."""
     files: int = 0
     """Copies of data files, on all hosts."""
     seconds: float = 0.0
     alone: bool = False
     """There is only one host, so there are no copies."""
+    rank_held_bytes: int = 0
+    """How many of rank_bytes this rank has not received: its own state has them, as in data-parallel training."""
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> CopyReport:
         return cls(m.get("save_id") or "", _number(m, "bytes"), _number(m, "local_bytes"), _number(m, "files"),
-                   _seconds(m, "copy_ns"), bool(m.get("alone")))
+                   _seconds(m, "copy_ns"), bool(m.get("alone")), _number(m, "local_held_bytes"))
 
 
 @dataclass(frozen=True)

@@ -585,6 +585,38 @@ func readHeader(ctx context.Context, s blob.Store, name string) (*safetensors.He
 	return h, self, nil
 }
 
+// FilePart is a chunk of a tensor in a data file.
+type FilePart struct {
+	FQN            string
+	DType          tensor.DType
+	Box            tensor.Box
+	Offset, Length int64 // in the file
+}
+
+// FileParts returns the tensors in a data file as the file describes them, in the order of their bytes. If a
+// tensor has several names, it has one of them.
+func FileParts(ctx context.Context, s blob.Store, name string) ([]FilePart, error) {
+	h, self, err := readHeader(ctx, s, name)
+	if err != nil {
+		return nil, err
+	}
+	var out []FilePart
+	for _, he := range h.Entries {
+		it := self.Items[he.Name]
+		if it.DType == "" {
+			continue // a value
+		}
+		at := h.Size + he.Begin
+		e, err := it.entry(he, meta.Location{Offset: at, Length: he.End - he.Begin})
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %q: %w", storage.ErrCorrupt, name, he.Name, err)
+		}
+		out = append(out, FilePart{e.FQN, e.Tensor.DType, e.Tensor.Chunks[0], at, he.End - he.Begin})
+	}
+	slices.SortFunc(out, func(a, b FilePart) int { return cmp.Compare(a.Offset, b.Offset) })
+	return out, nil
+}
+
 // finds are the entries that data files describe, by name.
 type finds map[string]*find
 

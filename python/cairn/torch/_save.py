@@ -171,7 +171,7 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
     staging = Staging(j, saver, state, reply, upload, handle.staged)
     if request.upload is not None and upload is not None:
         _note(upload, request.place(request.upload), request.save_id)
-    reply.then(staging.end)
+    (copies or reply).then(staging.end)  # savers may copy from the staged state, too
     if "run" not in message:
         _note(reply, request.place(request.store), request.save_id)
     _handle.connect(handle, staging.hear)

@@ -52,6 +52,48 @@ def save_some(rank, folder, meet, ranks, steps, copies=None):
         assert handle.path == f"memory://llama/step-{step:09}", handle.path
 
 
+def replicas(rank, ranks, groups, step):
+    """The state of a rank of data-parallel training: the ranks of a group hold the shards of the weights together, and
+    so do those of each other group. The counters of the ranks differ."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (groups, ranks // groups))
+    model = torch.nn.Linear(8, 8)
+    with torch.no_grad():
+        model.weight.fill_(step)
+        model.bias.fill_(-step)
+    model.register_buffer("counter", torch.tensor(rank))
+    for i in range(12):
+        whole = noise((1 << 12, 8), "int32", seed=100 * step + i).float()  # NaN would be equal to nothing
+        model.register_parameter(f"w{i}", torch.nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), Shard(0)])))
+    return {"model": model, "step": step}
+
+
+def save_replicas(rank, folder, meet, ranks, groups, steps):
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    for step in steps:
+        handle = cairn.torch.async_save(replicas(rank, ranks, groups, step), "memory:ddp", step=step)
+        handle.result()
+        copied = handle.copied.result()
+        # Only headers, values and the counter travel. Each rank writes as much as each other one.
+        assert copied.bytes > 1 << 20, copied
+        assert copied.rank_bytes > copied.bytes // ranks // 2, copied
+        assert 0 < copied.rank_bytes - copied.rank_held_bytes < 20_000, copied
+
+
+def load_replicas(rank, folder, meet, hosts, groups, step):
+    use(folder, hosts[rank])
+    join("gloo", meet, rank, len(hosts))
+    got, want = replicas(rank, len(hosts), groups, 0), replicas(rank, len(hosts), groups, step)
+    report = cairn.torch.load(got, cairn.Run("memory:ddp"))
+    assert report.step == step, report
+    for i in range(12):
+        assert torch.equal(getattr(got["model"], f"w{i}").to_local(), getattr(want["model"], f"w{i}").to_local()), i
+    assert torch.equal(got["model"].weight, want["model"].weight)
+    assert got["model"].counter == 0  # of rank 0
+
+
 def save_too_much(rank, folder, meet, ranks):
     use(folder, rank)
     os.environ["CAIRN_MEMORY_BYTES"] = "1000"
@@ -150,6 +192,16 @@ class Memory(Case):
         self.ranks(3, load_newest, [9, 2, 0], 2, True)
         self.assertEqual([name for name in self.files() if name[:6] in ("host-0", "host-2", "host-9")],
                          ["host-0/host", "host-2/host", "host-9/host"])
+
+    def test_data_parallel_ranks_send_nothing(self):
+        for ranks, groups in ((2, 2), (4, 2)):
+            with self.subTest(ranks=ranks, groups=groups):
+                self.ranks(ranks, save_replicas, ranks, groups, [1, 2, 3])
+                shutil.rmtree(os.path.join(self.folder, f"host-{ranks - 1}"))
+                hosts = [*range(ranks - 1)]
+                self.ranks(len(hosts), load_replicas, hosts, 1, 3)
+                shutil.rmtree(self.folder)
+                os.mkdir(self.folder)
 
     def test_two_copies(self):
         self.ranks(3, save_some, 3, [1], 2)
