@@ -19,6 +19,13 @@ var errUnsafe = errors.New("saves to it are not safe")
 // errNoSpace reports a store without space.
 var errNoSpace = errors.New("there is no space left: saves to it fail")
 
+// doctorResult is the output of 'cairn doctor --json'.
+type doctorResult struct {
+	*doctor.Report
+	// Memory is set for a run in memory: its hosts, and who keeps copies for whom.
+	Memory *memoryRun `json:"memory,omitempty"`
+}
+
 func newDoctorCmd() *cobra.Command {
 	var quick bool
 	cmd := newCommand("doctor", wantArgs(1, 1), completePaths(1), func(cmd *cobra.Command, args []string) error {
@@ -30,6 +37,13 @@ func newDoctorCmd() *cobra.Command {
 
 func runDoctor(cmd *cobra.Command, address string, quick bool) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
+	var res doctorResult
+	if blob.Scheme(address) == "memory" {
+		var err error
+		if res.Memory, err = memoryOf(ctx, address); err != nil {
+			return err
+		}
+	}
 	store, err := openStore(cache.Without(ctx), address)
 	if err != nil {
 		return err
@@ -41,14 +55,17 @@ func runDoctor(cmd *cobra.Command, address string, quick bool) error {
 	if path, local, err := file.LocalPath(address); err == nil && local {
 		opts.Folder = path
 	}
+	if !o.json && res.Memory != nil {
+		printHosts(o, []memoryRun{*res.Memory}) // also if one of them does not answer
+		o.printf("\n")
+	}
 	if !o.json {
 		opts.Done = func(c doctor.Check) { printCheck(o, c) }
 	}
-	r, err := doctor.Examine(ctx, store, opts)
-	if err != nil {
+	if res.Report, err = doctor.Examine(ctx, store, opts); err != nil {
 		return err
 	}
-	return errors.Join(o.result(r, func() { printReport(o, r) }), unsafe(r))
+	return errors.Join(o.result(res, func() { printReport(o, res.Report) }), unsafe(res.Report))
 }
 
 // unsafe returns an error unless saves to the store are safe.

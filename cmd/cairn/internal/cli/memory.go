@@ -82,6 +82,34 @@ func runMemory(cmd *cobra.Command) error {
 	return o.result(res, func() { printMemory(o, &res) })
 }
 
+// memoryOf describes the run in memory of an address.
+func memoryOf(ctx context.Context, address string) (*memoryRun, error) {
+	name, _, err := ram.Split(address)
+	if err != nil {
+		return nil, err
+	}
+	root, err := ram.Here()
+	if err != nil {
+		return nil, err
+	}
+	host, err := root.HostID()
+	if err != nil {
+		return nil, err
+	}
+	names, err := root.Runs()
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(names, name) {
+		return nil, fmt.Errorf("%w: %s: this host has no such run in memory", storage.ErrNotFound, address)
+	}
+	r := &memoryRun{Run: name, Hosts: []memoryHost{}}
+	if err := r.look(ctx, root, host); err != nil {
+		r.Problem = err.Error()
+	}
+	return r, nil
+}
+
 // look finds out the hosts and the checkpoints of the run.
 func (r *memoryRun) look(ctx context.Context, root ram.Root, own string) error {
 	var err error
@@ -142,8 +170,14 @@ func printMemory(o *output, res *memoryResult) {
 		o.remark("%s: no runs in memory\n", clean(res.Path))
 		return
 	}
+	printHosts(o, res.Runs)
+	o.remark("\n'cairn log memory:RUN' lists the checkpoints of a run, 'cairn memory rm RUN' frees the memory\n")
+}
+
+// printHosts prints runs in memory, a line for each of their hosts.
+func printHosts(o *output, runs []memoryRun) {
 	t := newRows("RUN", ">STEP", ">CHECKPOINTS", ">BYTES HERE", ">SPARE", "HOST", "STATE", "NETWORK", "COPIES ON")
-	for _, r := range res.Runs {
+	for _, r := range runs {
 		cells := []string{r.Run, formatStep(r.Step), fmt.Sprint(r.Checkpoints), formatBytes(r.Bytes), formatBytes(r.SpareBytes)}
 		names := map[string]string{}
 		for _, h := range r.Hosts {
@@ -161,12 +195,11 @@ func printMemory(o *output, res *memoryResult) {
 		}
 	}
 	o.table(t)
-	for _, r := range res.Runs {
+	for _, r := range runs {
 		if r.Problem != "" {
 			o.warn("memory://%s: %s", r.Run, clean(oneLine(r.Problem)))
 		}
 	}
-	o.remark("\n'cairn log memory:RUN' lists the checkpoints of a run, 'cairn memory rm RUN' frees the memory\n")
 }
 
 // memoryName is the output of 'cairn memory name --json'.

@@ -66,4 +66,19 @@ func TestMemoryListsPartners(t *testing.T) {
 			t.Errorf("memory prints no line like %s:\n%s", want, out)
 		}
 	}
+
+	// doctor does so too.
+	_, out, _ = command(t, "doctor", "memory:llama", "--quick")
+	for _, want := range []string{`(?m)^llama .* n1 +here +ib0 127.0.0.1:1 +n2$`, `(?m)^llama .* n2 +silent +127.0.0.1:2 +n1$`} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("doctor prints no line like %s:\n%s", want, out)
+		}
+	}
+	wantCommand(t, 3, "this host has no such run in memory", "doctor", "memory:other")
+	must.Do(t, at.WriteMembers("llama", &ram.Members{Secret: []byte("x"), Copies: 1, Hosts: []ram.Host{
+		{ID: own, Name: "n1", Addresses: []string{"127.0.0.1:1"}, Interface: "ib0"},
+	}}))
+	if code, out, stderr := command(t, "doctor", "memory:llama", "--quick", "--json"); code != 0 || !strings.Contains(out, `"interface": "ib0"`) || !strings.Contains(out, `"safe": true`) {
+		t.Errorf("doctor --json of a run: exit code %d\n%s%s", code, out, stderr)
+	}
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/cairn-ckpt/cairn/blob/doctor"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/bench"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/demo"
 	"github.com/cairn-ckpt/cairn/cmd/cairn/internal/launch"
@@ -167,7 +166,7 @@ func TestJSONIsExplained(t *testing.T) {
 		"repair":  {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"launch": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
-		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctor.Report{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}}, "bench memory": {bench.MemoryResult{}},
+		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctorResult{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}}, "bench memory": {bench.MemoryResult{}},
 		"web": {webResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))
