@@ -170,7 +170,7 @@ type SavePlan struct {
 	Absent []string
 	// Values identify the contents of the rank's values; see [CheckValues].
 	Values []ValueHash
-	// PlannerData is for the planner's use between LocalPlan and GlobalPlan.
+	// PlannerData is for the use of the planner between LocalPlan, GlobalPlan and FinishPlan.
 	PlannerData json.RawMessage
 	// StorageData is for the storage writer's use.
 	StorageData []byte

@@ -54,8 +54,9 @@ func TestSoak(t *testing.T) {
 		s.round()
 	}
 	s.end()
-	t.Logf("%d rounds with %d jobs: %d saves were confirmed, %d failed; %d loads, %d of them of a confirmed checkpoint, %d found none; errors: %v",
-		s.rounds, s.epoch, s.confirmed, s.failed, s.loads, s.recovered, s.none, s.errors)
+	log := must.Get(os.ReadFile(s.log))(t)
+	t.Logf("%d rounds with %d jobs: %d saves were confirmed, %d failed; %d loads, %d of them of a confirmed checkpoint, %d found none; %d ranks have copied from their own state; errors: %v",
+		s.rounds, s.epoch, s.confirmed, s.failed, s.loads, s.recovered, s.none, bytes.Count(log, []byte("from its own state")), s.errors)
 }
 
 // soak is the test.
@@ -96,6 +97,7 @@ type soakMemory struct {
 	// has gone on from an older one, because it could not be loaded.
 	confirmed *soakCheckpoint
 	columns   int64
+	replicas  int // with 12 of them and few columns, most copies are made of what hosts hold
 }
 
 // soakCheckpoint is a checkpoint with its copies: the ids of the hosts with the files of a host.
@@ -160,7 +162,7 @@ type soakTrainer struct {
 func (s *soak) startTrainer(m *machine, rank int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := trainerConfig{Run: s.job.name, Rank: rank, Size: len(s.job.hosts), Epoch: s.epoch, Columns: s.memory().columns, Log: s.log}
+	c := trainerConfig{Run: s.job.name, Rank: rank, Size: len(s.job.hosts), Epoch: s.epoch, Columns: s.memory().columns, Replicas: s.memory().replicas, Log: s.log}
 	p := &soakTrainer{machine: m, rank: rank, outcomes: make(chan outcome, 64), exited: make(chan struct{}), stderr: new(bytes.Buffer)}
 	p.cmd = exec.Command(must.Get(os.Executable())(s))
 	p.cmd.Env = append(os.Environ(), trainerVariable+"="+string(must.Get(json.Marshal(c))(s)), ram.Variable+"="+string(m.root), "GORACE=atexit_sleep_ms=0")
@@ -541,7 +543,10 @@ func (s *soak) draw() {
 		name = "mistral"
 	}
 	if s.runs[name] == nil {
-		s.runs[name] = &soakMemory{columns: 1 << (8 + s.random.IntN(6))}
+		s.runs[name] = &soakMemory{columns: 1 << (8 + s.random.IntN(6)), replicas: 1}
+		if s.random.IntN(2) == 0 {
+			s.runs[name] = &soakMemory{columns: 1 << 8, replicas: 12}
+		}
 	}
 	hosts := s.random.Perm(len(s.all))[:1+s.random.IntN(len(s.all))]
 	if s.random.IntN(3) > 0 { // most jobs have all hosts

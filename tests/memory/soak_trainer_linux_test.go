@@ -38,6 +38,7 @@ type trainerConfig struct {
 	Rank, Size int
 	Epoch      int64 // the number of the job
 	Columns    int64 // of the sharded tensor
+	Replicas   int   // how many tensors all ranks hold
 	Log        string
 }
 
@@ -186,9 +187,11 @@ func (x *trainer) rows() (first, n int64) {
 }
 
 // stateBytes bounds the bytes of the state of a rank, however many ranks there are.
-func (x *trainer) stateBytes() int64 { return (soakRows*x.Columns+replicaElems)*8 + 4096 }
+func (x *trainer) stateBytes() int64 {
+	return (soakRows*x.Columns+int64(x.Replicas)*replicaElems)*8 + 4096
+}
 
-const replicaElems = 1000
+const replicaElems = 1024
 
 // element returns an element of the state of a step of a job: it differs from those of all others.
 func element(epoch, step, i int64) int64 { return epoch<<40 | step<<20 | i&(1<<20-1) }
@@ -211,31 +214,51 @@ func check(name string, b []byte, epoch, step, first int64) error {
 	return nil
 }
 
+// items describes the tensors of this rank, and returns their places in the arena from at on: its rows of the sharded one, and
+// the ones that all ranks hold.
+func (x *trainer) items(at int64) (items []map[string]any, places []int64) {
+	first, n := x.rows()
+	items = []map[string]any{{
+		"name": "w", "dtype": tensor.Int64.String(), "shape": []int64{soakRows, x.Columns}, "offsets": []int64{first, 0}, "sizes": []int64{n, x.Columns}, "sharded": true,
+	}}
+	places = []int64{at}
+	at = (at + n*x.Columns*8 + 63) / 64 * 64
+	for i := range x.Replicas {
+		items = append(items, map[string]any{"name": replicaName(i), "dtype": tensor.Int64.String(), "shape": []int64{replicaElems}})
+		places = append(places, at+int64(i)*replicaElems*8)
+	}
+	return items, places
+}
+
+func replicaName(i int) string { return fmt.Sprint("replica", i) }
+
 // save saves the state of a step. The outcomes are sent while the next orders are carried out.
 func (x *trainer) save(o *order) {
 	g := x.number()
 	saved, copied := x.c.expect(fmt.Sprint("saved ", g)), x.c.expect(fmt.Sprint("copied ", g))
 	first, n := x.rows()
 	at := int64(g%2) * x.stateBytes() / 64 * 64
-	mem, w, replica := x.c.mem, at+64, at+64+n*x.Columns*8
-	replica = (replica + 63) / 64 * 64
+	mem, w := x.c.mem, at+64
+	items, places := x.items(w)
+	unit := []int{0}
+	for i := range x.Replicas {
+		unit = append(unit, i+1)
+	}
 	binary.LittleEndian.PutUint64(mem[at:], 0)
 	fill(mem[w:w+n*x.Columns*8], x.Epoch, o.Step, first*x.Columns)
-	fill(mem[replica:replica+replicaElems*8], x.Epoch, o.Step, 0)
+	for i, at := range places[1:] {
+		fill(mem[at:at+replicaElems*8], x.Epoch, o.Step, int64(i))
+	}
 	binary.LittleEndian.PutUint64(mem[at:], g)
 	x.c.send("save", map[string]any{
 		"generation": g, "store": "memory://" + x.Run + "/" + run.FolderName(o.Step), "format": "native", "step": o.Step,
 		"save_id": fmt.Sprintf("e%d-s%d-%d", x.Epoch, o.Step, o.ID), "time": time.Now().UTC().Format(time.RFC3339Nano), "writer": "soak",
 		"run": map[string]any{"keep": "last 1", "loaded": o.Loaded}, "fits": true, "cache": o.ID%2 == 0,
-		"items": []map[string]any{
-			{"name": "w", "dtype": tensor.Int64.String(), "shape": []int64{soakRows, x.Columns}, "offsets": []int64{first, 0}, "sizes": []int64{n, x.Columns}, "sharded": true},
-			{"name": "replica", "dtype": tensor.Int64.String(), "shape": []int64{replicaElems}},
-			{"name": "epoch", "codec": "json", "data": []byte(fmt.Sprint(x.Epoch))},
-			{"name": "step", "codec": "json", "data": []byte(fmt.Sprint(o.Step))},
-		},
+		"items": append(items, map[string]any{"name": "epoch", "codec": "json", "data": []byte(fmt.Sprint(x.Epoch))},
+			map[string]any{"name": "step", "codec": "json", "data": []byte(fmt.Sprint(o.Step))}),
 	})
 	x.c.send("staged", map[string]any{
-		"generation": g, "units": []map[string]any{{"stamp": at, "items": []int{0, 1}, "at": []int64{w, replica}}}, "all": true,
+		"generation": g, "units": []map[string]any{{"stamp": at, "items": unit, "at": places}}, "all": true,
 	})
 	go func() {
 		r := <-saved
@@ -250,7 +273,11 @@ func (x *trainer) save(o *order) {
 func (x *trainer) load(address string, out *outcome) error {
 	first, n := x.rows()
 	at := 2 * x.stateBytes() / 64 * 64
-	w, replica := at, (at+n*x.Columns*8+63)/64*64
+	items, places := x.items(at)
+	delete(items[0], "sharded") // only of a save
+	for i, at := range places {
+		items[i]["at"] = at
+	}
 	load := x.number()
 	var b struct {
 		Report struct {
@@ -258,25 +285,25 @@ func (x *trainer) load(address string, out *outcome) error {
 			Step   *int64
 		}
 	}
-	err := x.c.ask(fmt.Sprint("load ", load), "load", map[string]any{"load": load, "store": address, "items": []map[string]any{
-		{"name": "w", "dtype": tensor.Int64.String(), "shape": []int64{soakRows, x.Columns}, "offsets": []int64{first, 0}, "sizes": []int64{n, x.Columns}, "at": w},
-		{"name": "replica", "dtype": tensor.Int64.String(), "shape": []int64{replicaElems}, "at": replica},
-		{"name": "epoch"}, {"name": "step"},
-	}}, &b)
+	err := x.c.ask(fmt.Sprint("load ", load), "load", map[string]any{
+		"load": load, "store": address, "items": append(items, map[string]any{"name": "epoch"}, map[string]any{"name": "step"}),
+	}, &b)
 	if err != nil {
 		return err
 	}
 	values := x.c.values(load)
 	out.SaveID = b.Report.SaveID
-	if err := errors.Join(json.Unmarshal(values[2], &out.Epoch), json.Unmarshal(values[3], &out.Step)); err != nil {
+	if err := errors.Join(json.Unmarshal(values[len(places)], &out.Epoch), json.Unmarshal(values[len(places)+1], &out.Step)); err != nil {
 		return err
 	}
 	if b.Report.Step == nil || *b.Report.Step != out.Step {
 		return fmt.Errorf("mixed: the record of step %d has the step %v", out.Step, b.Report.Step)
 	}
-	return errors.Join(
-		check("w", x.c.mem[w:w+n*x.Columns*8], out.Epoch, out.Step, first*x.Columns),
-		check("replica", x.c.mem[replica:replica+replicaElems*8], out.Epoch, out.Step, 0))
+	err = check("w", x.c.mem[at:at+n*x.Columns*8], out.Epoch, out.Step, first*x.Columns)
+	for i, at := range places[1:] {
+		err = errors.Join(err, check(replicaName(i), x.c.mem[at:at+replicaElems*8], out.Epoch, out.Step, int64(i)))
+	}
+	return err
 }
 
 // client is a client of a saver process, as docs/saver.md describes it.
