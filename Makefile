@@ -40,8 +40,8 @@ CLOUD   = $(call once,CLOUD,$(shell $(IMPORTS) | grep -E ' ($(SDKS))' | cut -d' 
 LIGHT   = $(call once,LIGHT,$(filter-out $(CLOUD),$(shell $(GO) list ./...)))
 # "make test" uses the race detector for packages whose code has goroutines or locks, and for the
 # tests of the whole. It leaves out programs, whose libraries are tested with it, and large
-# libraries. "make race" uses it for all packages.
-LOCKS   = ^\s+go |\.Go\(|"sync|"golang.org/x/sync|/internal/work"
+# libraries. A value that is made once (sync.OnceValue) is no lock. "make race" uses it for all packages.
+LOCKS   = ^\s+go |\.Go\(|sync\.(Cond|Map|Mutex|Once\b|Pool|RWMutex|WaitGroup)|"sync/|"golang.org/x/sync|/internal/work"
 LOCKING = $(shell grep -rlE --include='*.go' --exclude='*_test.go' --exclude-dir=node_modules '$(LOCKS)' * | xargs -n1 dirname | sort -u)
 USERS   = $(shell $(GO) list -f '{{.ImportPath}} {{join .Imports " "}}' ./cmd/... ./examples/... | grep ' $(MODULE)' | cut -d' ' -f1)
 RACED   = $(call once,RACED,$(filter $(patsubst %/.,%,$(addprefix $(MODULE)/,$(LOCKING))) $(MODULE)/tests/%,$(filter-out $(USERS),$(LIGHT))))
