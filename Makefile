@@ -29,31 +29,35 @@ NEED_NODE ?=
 WEBBYTES = 153600
 # The packages whose tests know -update.
 GOLDENS = $(shell grep -rl --include='*_test.go' '"update"' . | xargs -n1 dirname | sort -u)
+# Gives a variable the value that it has when it is first used: lists of packages take a second each.
+once = $(eval $(1) := $(2))$($(1))
 # Each package, and what it and its tests import.
 IMPORTS = $(GO) list -f '{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}' ./...
 MODULE  = github.com/cairn-ckpt/cairn
 # The packages with large libraries, which take as long to compile as everything else.
 SDKS    = github.com/(Azure|aws|fsouza|prometheus|versity)/|go.etcd.io/|golang.org/x/oauth2
-CLOUD   = $(shell $(IMPORTS) | grep -E ' ($(SDKS))' | cut -d' ' -f1)
-LIGHT   = $(filter-out $(CLOUD),$(shell $(GO) list ./...))
+CLOUD   = $(call once,CLOUD,$(shell $(IMPORTS) | grep -E ' ($(SDKS))' | cut -d' ' -f1))
+LIGHT   = $(call once,LIGHT,$(filter-out $(CLOUD),$(shell $(GO) list ./...)))
 # "make test" uses the race detector for packages whose code has goroutines or locks, and for the
 # tests of the whole. It leaves out programs, whose libraries are tested with it, and large
-# libraries. "make race" uses it for all packages.
-LOCKS   = ^\s+go |\.Go\(|"sync|"golang.org/x/sync|/internal/work"
+# libraries. A value that is made once (sync.OnceValue) is no lock. "make race" uses it for all packages.
+LOCKS   = ^\s+go |\.Go\(|sync\.(Cond|Map|Mutex|Once\b|Pool|RWMutex|WaitGroup)|"sync/|"golang.org/x/sync|/internal/work"
 LOCKING = $(shell grep -rlE --include='*.go' --exclude='*_test.go' --exclude-dir=node_modules '$(LOCKS)' * | xargs -n1 dirname | sort -u)
 USERS   = $(shell $(GO) list -f '{{.ImportPath}} {{join .Imports " "}}' ./cmd/... ./examples/... | grep ' $(MODULE)' | cut -d' ' -f1)
-RACED   = $(filter $(patsubst %/.,%,$(addprefix $(MODULE)/,$(LOCKING))) $(MODULE)/tests/%,$(filter-out $(USERS),$(LIGHT)))
-PLAIN   = $(filter-out $(RACED),$(shell $(GO) list ./...))
+RACED   = $(call once,RACED,$(filter $(patsubst %/.,%,$(addprefix $(MODULE)/,$(LOCKING))) $(MODULE)/tests/%,$(filter-out $(USERS),$(LIGHT))))
+PLAIN   = $(filter-out $(RACED),$(LIGHT) $(CLOUD))
 # fake-gcs-server, for tests, brings gRPC. Without parts of it, less is compiled.
 TAGS = disable_grpc_modules
-export GOFLAGS := $(GOFLAGS) -tags=$(TAGS)
+# Nothing here needs tables for debuggers, which are a fifth of the time of the compiler. The flag is the
+# same everywhere, so that nothing is compiled twice.
+export GOFLAGS := $(GOFLAGS) -tags=$(TAGS) -gcflags=all=-dwarf=false
 # The tools of "make release".
 GORELEASER ?= v2.15.4
 CYCLONEDX  ?= v1.9.0
 # What "make bench" hands to cairn's io benchmark.
 BENCHSIZE ?= 4GiB
 
-.PHONY: all build wheels release demo test test-race test-plain test-torch test-web race torch lint fmt vet-others staticcheck lint-python mod fuzz soak web web-modules web-programs web-check web-checked web-test web-bench web-shots browser interop gpu bench gobench generate changelog site clean help
+.PHONY: all build wheels release demo test test-race test-plain test-torch test-web gotest vet race torch lint fmt vet-others staticcheck lint-python mod fuzz soak web web-modules web-programs web-check web-checked web-test web-bench web-shots browser interop gpu bench gobench generate changelog site clean help
 
 all: build test lint ## build, test and lint
 
@@ -78,25 +82,34 @@ demo: ## save, reshard, crash and overwrite a small checkpoint, lose a host of a
 test: ## vet, build and run all tests, with the race detector where there is a C compiler; list the slowest and those that were skipped (DEEP=, TORCH=, NEED_TORCH=, CHROMIUM=, NEED_BROWSER=)
 	@mkdir -p $(BIN) && rm -f $(BIN)/results
 	@$(MAKE) --no-print-directory -j4 RESULTS='$(abspath $(BIN))/results' test-race test-plain test-torch test-web; code=$$?; \
-		test ! -e $(BIN)/results || $(GO) run ./tools/gotest -from $(BIN)/results; exit $$code
+		test ! -e $(BIN)/results || $(BIN)/gotest -from $(BIN)/results; exit $$code
 
 # RESULTS is the file of all lists, if they are not printed.
 RESULTS =
-GOTEST  = GO=$(GO) $(GO) run ./tools/gotest $(if $(RESULTS),-into $(RESULTS))
+GOTEST  = GO=$(GO) $(BIN)/gotest $(if $(RESULTS),-into $(RESULTS))
 
-test-torch: torch
+# Two go commands at a time would each compile the packages that both need. So one after the other compiles for
+# several parts of "make test": vet needs most packages, and the pages' programs the large libraries. The
+# race detector has packages of its own.
+gotest:
+	@$(GO) build -o $(BIN)/ ./tools/gotest
+
+vet: gotest
+	$(GO) vet -tags=$(TAGS),nocloud $(LIGHT)
+
+web-programs test-torch: $(if $(RESULTS),vet)
+
+test-torch: torch gotest
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
 	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" $(GOTEST) $(if $(NEED_TORCH),-all) -- \
 		-run '^TestInterop$$' -vet=off -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 
-test-race:
-	$(GO) vet $(RACE) -tags=$(TAGS),nocloud $(RACED)
+test-race: gotest
 	$(GOTEST) -- $(RACE) -vet=off -tags=$(TAGS),nocloud -timeout $(TIMEOUT) $(RACED)
 
 # Some of these packages wait for servers and other programs most of the time. "make lint" vets the
 # packages with large libraries, because vet reads the libraries of their tests, too.
-test-plain:
-	$(GO) vet -tags=$(TAGS),nocloud $(filter $(PLAIN),$(LIGHT))
+test-plain: vet web-programs
 	@echo "python/tests run with $$($${PYTHON:-python3} --version 2>&1), $$(command -v $${PYTHON:-python3} || echo which is not here)"
 	$(GOTEST) -- -p 4 -vet=off -timeout $(TIMEOUT) $(PLAIN)
 
@@ -104,11 +117,11 @@ test-plain:
 WEBTIME = '{"Packages": [{"Package": "web/tests", "Elapsed": %d}]}\n'
 
 # The tests of the explorer's pages run if there are Node and a browser.
-test-web: browser
+test-web: browser web-programs
 	@test -e $(BIN)/browser || { cat $(BIN)/browser.log; exit 1; }
 	@if [ ! -s $(BIN)/browser ]; then :; \
 	elif $(if $(NEED_BROWSER),:,$(MAKE) --no-print-directory web-modules); then \
-		begin=$$(date +%s); $(MAKE) --no-print-directory web-test CHROMIUM="$$(cat $(BIN)/browser)" \
+		begin=$$(date +%s); $(MAKE) --no-print-directory web-test RESULTS= CHROMIUM="$$(cat $(BIN)/browser)" \
 		$(if $(RESULTS),&& printf $(WEBTIME) $$(($$(date +%s) - begin)) >>$(RESULTS)); \
 	else echo "the tests of the explorer's pages are left out: npm could not install their packages"; fi
 
@@ -117,7 +130,7 @@ browser:
 	@mkdir -p $(BIN)
 	@{ CHROMIUM='$(CHROMIUM)' NEED='$(NEED_BROWSER)' tools/browser 2>&1 >$(BIN)/browser || rm -f $(BIN)/browser; } | tee $(BIN)/browser.log
 
-race: ## run the tests of all packages with the race detector
+race: gotest ## run the tests of all packages with the race detector
 	$(GOTEST) -- -race -timeout $(TIMEOUT) ./...
 
 # Writes which PyTorch there is to bin/torch. If that does not work, there is no such file.
@@ -191,16 +204,16 @@ web-checked: web-modules
 		test $$n -le $(WEBBYTES) || { echo "it may have $(WEBBYTES)"; exit 1; }
 
 # What the tests in a browser run: the program with its pages, and the maker of checkpoints.
-web-programs: web-modules
+web-programs:
 	$(GO) build -o $(BIN)/web/ ./cmd/cairn ./web/tests/make
 
-web-test: web-programs ## test the explorer's pages in a browser (CHROMIUM=, ARGS= of node --test)
+web-test: web-modules web-programs ## test the explorer's pages in a browser (CHROMIUM=, ARGS= of node --test)
 	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs test $(abspath $(BIN))/web $(ARGS)
 
-web-bench: web-programs ## print how long the explorer takes for large checkpoints, in a browser (CHROMIUM=)
+web-bench: web-modules web-programs ## print how long the explorer takes for large checkpoints, in a browser (CHROMIUM=)
 	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs bench $(abspath $(BIN))/web
 
-web-shots: web-programs ## take the pictures of the explorer in docs/images (CHROMIUM=)
+web-shots: web-modules web-programs ## take the pictures of the explorer in docs/images (CHROMIUM=)
 	CHROMIUM='$(CHROMIUM)' node web/tests/main.mjs shots $(abspath $(BIN))/web docs/images
 
 interop: build ## test against real PyTorchs, which are found or set up (TORCH=, SUITES=)

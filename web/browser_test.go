@@ -19,7 +19,10 @@ var fakes = map[string]string{
 	"npm":      `exit 0`,
 	"id":       `cat "$FAKE/user"`,
 	"chromium": `echo Chromium 1`,
-	"apt-get":  `echo "$*" >>"$FAKE/apt"; [ -e "$FAKE/offline" ] && exit 100; cp "$FAKE/chromium" "$PATH/chromium"`,
+	"apt-get": `echo "$*" >>"$FAKE/apt"; [ -e "$FAKE/offline" ] && exit 100
+		case "$*" in *shell) [ -e "$FAKE/old" ] && exit 100; cp "$FAKE/chromium" "$PATH/chromium-headless-shell" ;; *chromium) cp "$FAKE/chromium" "$PATH/chromium" ;; esac`,
+
+	"chromium-headless-shell": `echo Chromium 1`,
 }
 
 // The output and the exit code of tools/browser depend on the browsers of the machine. The
@@ -37,20 +40,22 @@ func TestBrowserIsFound(t *testing.T) {
 		has      string // programs that there are
 		files    string // in $FAKE
 		env      string
-		finds    bool
+		finds    string
 		fails    bool
 		says     string
 		installs int // how often apt-get is called
 	}{
-		"all is there":                        {has: "node npm chromium", finds: true},
+		"all is there":                        {has: "node npm chromium", finds: "chromium"},
+		"a headless shell, too":               {has: "node npm chromium chromium-headless-shell", finds: "chromium-headless-shell"},
 		"nothing is there":                    {says: "left out: there is no node"},
 		"no npm":                              {has: "node chromium", says: "left out: there is no npm"},
 		"an old node":                         {has: "node npm chromium", files: "version=18", says: "left out: node is v18"},
 		"no browser":                          {has: "node npm apt-get", says: "left out: there is no Chromium"},
 		"CHROMIUM does not start":             {has: "node npm chromium", env: "CHROMIUM=/no/browser", says: "left out: CHROMIUM is /no/browser"},
-		"needed, and all is there":            {has: "node npm chromium", env: "NEED=1", finds: true},
+		"needed, and all is there":            {has: "node npm chromium", env: "NEED=1", finds: "chromium"},
 		"needed, without node":                {env: "NEED=1", fails: true, says: "FAILED: there is no node"},
-		"needed, with an apt-get":             {has: "node npm apt-get", env: "NEED=1", finds: true, installs: 2},
+		"needed, with an apt-get":             {has: "node npm apt-get", env: "NEED=1", finds: "chromium-headless-shell", installs: 2},
+		"needed, with an older apt-get":       {has: "node npm apt-get", files: "old=1", env: "NEED=1", finds: "chromium", installs: 3},
 		"needed, without an apt-get":          {has: "node npm", env: "NEED=1", fails: true, says: "no apt-get"},
 		"needed, but not root":                {has: "node npm apt-get", files: "user=1000", env: "NEED=1", fails: true, says: "needs root"},
 		"needed, but the download fails":      {has: "node npm apt-get", files: "offline=1", env: "NEED=1", fails: true, says: "could not install", installs: 3},
@@ -82,8 +87,12 @@ func TestBrowserIsFound(t *testing.T) {
 			if (err != nil) != c.fails {
 				t.Errorf("tools/browser: %v; want an error: %v\n%s", err, c.fails, &said)
 			}
-			if found := strings.TrimSpace(out.String()); (found == filepath.Join(dir, "chromium")) != c.finds || (found != "") != c.finds {
-				t.Errorf("tools/browser prints %q; want a browser: %v\n%s", found, c.finds, &said)
+			want := c.finds
+			if want != "" {
+				want = filepath.Join(dir, want)
+			}
+			if found := strings.TrimSpace(out.String()); found != want {
+				t.Errorf("tools/browser prints %q; want %q\n%s", found, want, &said)
 			}
 			if !strings.Contains(said.String(), c.says) {
 				t.Errorf("tools/browser says %q; want %q", &said, c.says)
