@@ -85,8 +85,11 @@ func below(names []string) map[string][]string {
 	return out
 }
 
-// items returns the items of a step by the names of its files, in order, with the kind of each. If the folder
-// is an item itself, the only item is "". It returns nil if the names are no step.
+// onlyDigits matches the names of steps that are no names of items.
+var onlyDigits = regexp.MustCompile(`^[0-9]+$`)
+
+// items returns the items of a step by the names of its files, with the kind of each. If the folder
+// is an item itself, the only item is "". It returns nil if the names are no step, such as a folder of steps.
 func items(names []string) map[string]kind {
 	if slices.ContainsFunc(names, marks) {
 		return map[string]kind{"": treeItem}
@@ -99,6 +102,9 @@ func items(names []string) map[string]kind {
 	for dir, files := range dirs {
 		if dir == "" {
 			continue
+		}
+		if onlyDigits.MatchString(dir) && slices.ContainsFunc(files, marks) || slices.Contains(files, stepFile) {
+			return nil
 		}
 		out[dir] = kindOf(dir, files)
 		found = found || slices.ContainsFunc(files, marks)
@@ -124,17 +130,18 @@ func items(names []string) map[string]kind {
 // Recognize reports whether the files of a folder, by their names relative to it, are a step or an item. The
 // folder above several steps is neither.
 func Recognize(names []string) bool {
-	found := items(names)
-	for dir, k := range found {
-		// A step that was saved without items, in the folder above it.
-		if dir != "" && (slices.Contains(names, dir+"/"+stepFile)) {
-			return false
-		}
+	for _, k := range items(names) {
 		if k != other && k != jsonItem {
 			return true
 		}
 	}
 	return slices.Contains(names, stepFile)
+}
+
+// RecognizeFile reports whether a file of that name at the root of a store describes a checkpoint of this
+// format, or holds data of one. Most names are known only together: see Recognize.
+func RecognizeFile(name string) (describes, holds bool) {
+	return name == stepFile || name == treeFile || name == ocdbt.Manifest, processManifest.MatchString(name)
 }
 
 // stepName matches the name of a step: a number, perhaps behind a prefix.
