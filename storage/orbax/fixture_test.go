@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path"
 	"slices"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -181,16 +179,20 @@ func loaded(t testing.TB, ck storage.Checkpoint) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for name, v := range storagetest.LoadAll(t, ck) {
-		switch v := v.(type) {
-		case *tensor.Tensor:
-			out[name] = fmt.Sprintf("%v %v %x", v.DType(), v.Shape(), v.Contents())
-		case value.Tuple:
-			out[name] = fmt.Sprintf("tuple %v", []any(v))
-		default:
-			out[name] = fmt.Sprintf("value %v", v)
-		}
+		out[name] = lineOfValue(v)
 	}
 	return out
+}
+
+// lineOfValue returns a loaded value in the form of expectedTree.
+func lineOfValue(v any) string {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		return fmt.Sprintf("%v %v %x", v.DType(), v.Shape(), v.Contents())
+	case value.Tuple:
+		return fmt.Sprintf("tuple %v", []any(v))
+	}
+	return fmt.Sprintf("value %v", v)
 }
 
 // trees returns the folders of fixtures with a tree: the folder of the expected result, by the folder of the input.
@@ -237,6 +239,3 @@ func TestFixtures(t *testing.T) {
 		})
 	}
 }
-
-var _ = maps.Keys[map[string]int]
-var _ blob.Store

@@ -213,9 +213,9 @@ func (it *item) addArrays() error {
 	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		var path meta.Path
+		path := slices.Clone(it.prefix)
 		if name != "" {
-			path = meta.Path{meta.Key(name)}
+			path = append(path, meta.Key(name))
 		}
 		if err := it.addArray(name, path); err != nil {
 			return err
