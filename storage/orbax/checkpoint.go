@@ -38,6 +38,7 @@ type checkpoint struct {
 	raw     map[string][]string       // names of tensors by the type that package tensor lacks
 	absent  int64                     // chunks with fill values
 	chunks  int64                     // of all tensors
+	bare    bool                      // an item without the files of a step
 }
 
 var _ storage.PartVerifier = (*checkpoint)(nil)
@@ -123,6 +124,8 @@ func (c *checkpoint) describe(ctx context.Context) (*reading.Source, error) {
 		return nil, fmt.Errorf("%w: Orbax has not finished %s: %s has no time of its commit, and there is no %s", storage.ErrIncomplete, c.store, stepFile, commitFile)
 	}
 
+	_, one := found[""]
+	c.bare = one && !s.there
 	if err := c.addItems(ctx, found); err != nil {
 		return nil, err
 	}
@@ -261,7 +264,7 @@ func (c *checkpoint) source(s *step) (*reading.Source, error) {
 	slices.Sort(c.forms)
 	st := &md.Storage
 	st.Version, st.Writer, st.Time, st.Notes = strings.Join(append([]string{"orbax"}, slices.Compact(c.forms)...), ", "), "Orbax", s.time(), c.notes
-	if _, name, err := blob.Parent(c.store); err == nil {
+	if _, name, err := blob.Parent(c.store); err == nil && !c.bare {
 		if n, ok := stepNumber(name); ok {
 			st.Step = &n
 		}

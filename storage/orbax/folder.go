@@ -144,8 +144,8 @@ func RecognizeFile(name string) (describes, holds bool) {
 	return name == stepFile || name == treeFile || name == ocdbt.Manifest, processManifest.MatchString(name)
 }
 
-// stepName matches the name of a step: a number, perhaps behind a prefix.
-var stepName = regexp.MustCompile(`^(?:.*[^0-9])?([0-9]+)$`)
+// stepName matches the name of a step: a number, perhaps behind a prefix such as "checkpoint_".
+var stepName = regexp.MustCompile(`^(?:.*[_-])?([0-9]+)$`)
 
 // stepNumber returns the number of a step by the name of its folder.
 func stepNumber(name string) (int64, bool) {

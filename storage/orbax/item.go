@@ -61,30 +61,32 @@ func (it *item) addTree(ctx context.Context) error {
 // readValues finds the values of the item: in its database, in the databases of the processes if they were
 // not merged, or in files.
 func (it *item) readValues(ctx context.Context) error {
-	var dbs []string
-	if it.has(it.dir + ocdbt.Manifest) {
-		dbs = []string{it.dir}
-	} else {
-		for _, name := range it.names {
-			if rest, ok := strings.CutPrefix(name, it.dir); ok && processManifest.MatchString(rest) {
-				dbs = append(dbs, strings.TrimSuffix(name, ocdbt.Manifest))
+	var merged, apart []string // folders of databases
+	for _, name := range it.names {
+		switch rest, ok := strings.CutPrefix(name, it.dir); {
+		case ok && rest == ocdbt.Manifest:
+			merged = append(merged, it.dir)
+		case ok && processManifest.MatchString(rest):
+			apart = append(apart, strings.TrimSuffix(name, ocdbt.Manifest))
+		}
+	}
+
+	it.form = "OCDBT"
+	for _, dbs := range [][]string{merged, apart} {
+		for _, dir := range dbs {
+			if err := it.addDatabase(ctx, dir); err != nil {
+				return err
 			}
 		}
+		if len(dbs) > 0 {
+			it.about = dbs[0] + ocdbt.Manifest
+		}
+		if len(it.values) > 0 { // a merge that has just begun has an empty database
+			break
+		}
 	}
 
-	it.form, it.about = "OCDBT", it.dir+ocdbt.Manifest
-	for _, dir := range dbs {
-		db, err := ocdbt.Open(ctx, it.store, dir)
-		if err != nil {
-			return err
-		}
-		for _, r := range db.Records {
-			it.records[r.File] = append(it.records[r.File], r)
-		}
-		it.values = append(it.values, db.Values...)
-	}
-
-	if len(dbs) == 0 {
+	if len(merged)+len(apart) == 0 {
 		it.form, it.about = "files", it.dir+treeFile
 		for _, name := range it.names {
 			if rest, ok := strings.CutPrefix(name, it.dir); ok {
@@ -96,9 +98,19 @@ func (it *item) readValues(ctx context.Context) error {
 	// Replicas that several processes have written are the same: the first one counts.
 	slices.SortStableFunc(it.values, func(a, b ocdbt.Value) int { return strings.Compare(a.Key, b.Key) })
 	it.values = slices.CompactFunc(it.values, func(a, b ocdbt.Value) bool { return a.Key == b.Key })
-	if len(dbs) > 0 {
-		it.about = dbs[0] + ocdbt.Manifest
+	return nil
+}
+
+// addDatabase adds the values of a database.
+func (it *item) addDatabase(ctx context.Context, dir string) error {
+	db, err := ocdbt.Open(ctx, it.store, dir)
+	if err != nil {
+		return err
 	}
+	for _, r := range db.Records {
+		it.records[r.File] = append(it.records[r.File], r)
+	}
+	it.values = append(it.values, db.Values...)
 	return nil
 }
 

@@ -106,6 +106,16 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
+// What an unfinished item holds can be read once it has another name: the databases of the processes are complete.
+func TestUnfinishedRenamed(t *testing.T) {
+	s := fixture(t, "killed_before_merge", "4.orbax-checkpoint-tmp/state.orbax-checkpoint-tmp")
+	ck := must.Get(orbax.Format{}.Open(t.Context(), s))(t)
+	defer ck.Close()
+	if d := cmp.Diff(expectedTree(t, "killed_before_merge/expected/unfinished/4"), loaded(t, ck)); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
 // Several trees in one step have the names of their items before their own.
 func TestSeveralItems(t *testing.T) {
 	s := new(mem.Store)
@@ -120,13 +130,13 @@ func TestSeveralItems(t *testing.T) {
 			storagetest.Put(t, s, "c/checkpoint/"+rest, b)
 		}
 	}
-	storagetest.Put(t, s, "notes/metadata", []byte(`{"n": 3, "x": [1.5, null, 12345678901234567890123]}`))
+	storagetest.Put(t, s, "notes/metadata", []byte(`{"n": 3, "x": [1.5, null, 12345678901234567890123, NaN, -Infinity, "NaN \" NaN"]}`))
 	storagetest.Put(t, s, "proto/checkpoint.pbtxt", []byte("x"))
 	storagetest.Put(t, s, "_CHECKPOINT_METADATA", []byte("{}"))
 
 	ck := must.Get(orbax.Format{}.Open(t.Context(), s))(t)
 	defer ck.Close()
-	want := map[string]string{"notes": "value map[n:3 x:[1.5 <nil> 12345678901234567890123]]", "c": expectedTree(t, "zarr2_plain_mesh2d/expected")["both"]}
+	want := map[string]string{"notes": "value map[n:3 x:[1.5 <nil> 12345678901234567890123 NaN -Inf NaN \" NaN]]", "c": expectedTree(t, "zarr2_plain_mesh2d/expected")["both"]}
 	for name, line := range expectedTree(t, "unmerged/expected") {
 		want["a."+name], want["b."+name] = line, line
 	}

@@ -137,8 +137,55 @@ func parseStrings(b []byte) (map[string]string, error) {
 	return out, json.Unmarshal(b, &out)
 }
 
-// parseJSON decodes JSON as a value of a checkpoint: numbers without a fraction are integers.
+// parseJSON decodes JSON as a value of a checkpoint: numbers without a fraction are integers. NaN and infinities may be
+// there as Python writes them.
 func parseJSON(b []byte) (any, error) {
+	v, err := parseStrict(b)
+	if err == nil {
+		return v, nil
+	}
+	if v, again := parseStrict(quoteFloats(b)); again == nil {
+		return v, nil
+	}
+	return nil, err
+}
+
+// special are floats that Python writes and JSON lacks.
+var special = map[string]float64{"NaN": math.NaN(), "Infinity": math.Inf(1), "-Infinity": math.Inf(-1)}
+
+// mark begins the strings that quoteFloats makes.
+const mark = "\x00float "
+
+// quoteFloats makes strings of the floats that JSON lacks.
+func quoteFloats(b []byte) []byte {
+	out := make([]byte, 0, len(b)+64)
+	inside := false // of a string
+	for i := 0; i < len(b); i++ {
+		switch {
+		case inside && b[i] == '\\' && i+1 < len(b):
+			out = append(out, b[i])
+			i++
+		case b[i] == '"':
+			inside = !inside
+		case !inside:
+			word := ""
+			for w := range special {
+				if bytes.HasPrefix(b[i:], []byte(w)) {
+					word = w
+				}
+			}
+			if word != "" {
+				out = append(append(append(out, `"\u0000float `...), word...), '"')
+				i += len(word) - 1
+				continue
+			}
+		}
+		out = append(out, b[i])
+	}
+	return out
+}
+
+func parseStrict(b []byte) (any, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.UseNumber()
 	var v any
@@ -156,6 +203,12 @@ func plain(v any) (_ any, err error) {
 	switch v := v.(type) {
 	case json.Number:
 		return number(v.String())
+	case string:
+		if word, ok := strings.CutPrefix(v, mark); ok {
+			if x, ok := special[word]; ok {
+				return x, nil
+			}
+		}
 	case []any:
 		for i := range v {
 			if v[i], err = plain(v[i]); err != nil {
