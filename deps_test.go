@@ -91,8 +91,12 @@ var layers = []struct{ name, imports string }{
 	{"storage/deepspeed", "blob internal/torchsave meta storage storage/reading storage/torchfile tensor value"},
 	{"storage/hf", "blob internal/safetensors internal/work meta plan storage storage/commit storage/reading tensor"},
 	{"storage/slime", "blob internal/safetensors internal/work meta plan storage storage/hf storage/commit storage/reading tensor"},
+	{"storage/orbax/ocdbt", "blob internal/crc32c internal/wire storage"},
+	{"storage/orbax/zarr", "internal/crc32c tensor"},
+	{"storage/orbax/flax", "blob"},
+	{"storage/orbax", "blob internal/work meta storage storage/orbax/flax storage/orbax/ocdbt storage/orbax/zarr storage/reading tensor value"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/commit storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/commit storage/reading storage/slime storage/torchdcp storage/torchfile"},
+	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/orbax storage/commit storage/reading storage/slime storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
@@ -158,7 +162,7 @@ var libraries = map[string]string{
 	"golang.org/x/sync":                                    "internal/torchsave protocol storage/commit storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage tests/memory",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
-	"github.com/klauspost/compress":                        "internal/segment storage/slime storage/torchdcp",
+	"github.com/klauspost/compress":                        "internal/segment storage/orbax storage/orbax/ocdbt storage/slime storage/torchdcp",
 	"github.com/pelletier/go-toml/v2":                      "recipe",
 	"gonum.org/v1/gonum":                                   "platform/autograd examples/train",
 	"go.opentelemetry.io/otel":                             "protocol",

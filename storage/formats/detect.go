@@ -18,6 +18,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/orbax"
 	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
@@ -46,6 +47,7 @@ var rules = []struct {
 	{Slime, slime.Recognize, true},
 	{HF, hf.Recognize, true},
 	{Torch, torchfile.Recognize, false},
+	{Orbax, orbax.RecognizeFile, false},
 	{DeepSpeed, deepspeed.Recognize, true},
 }
 
@@ -267,8 +269,12 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 	}
 
 	if several {
-		if err := unsupported(ctx, store, append(l.below, names...)); err != nil {
+		all := slices.Concat(l.below, names)
+		if err := unsupported(ctx, store, all); err != nil {
 			return "", err
+		}
+		if !slices.ContainsFunc(names, isTorchFile) && orbax.Recognize(all) {
+			return Orbax, nil
 		}
 	}
 
@@ -348,8 +354,8 @@ func (e *UnsupportedError) Error() string {
 func (e *UnsupportedError) Unwrap() error { return storage.ErrNotFound }
 
 const (
-	hintOrbax = "restore it with Orbax or Flax, and save its arrays as safetensors"
-	hintZarr  = "Megatron's own tools convert it to the torch_dist format, which cairn reads as torchdcp"
+	hintFlax = "restore it with Flax, and save its arrays as safetensors"
+	hintZarr = "Megatron's own tools convert it to the torch_dist format, which cairn reads as torchdcp"
 )
 
 // unsupported returns an *UnsupportedError if the files, by their names with at
@@ -361,8 +367,6 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 	for _, name := range names {
 		dir, base := path.Split(name)
 		switch {
-		case base == "_CHECKPOINT_METADATA", base == "manifest.ocdbt", base == "_METADATA" && dir == "":
-			return found("Orbax", name, hintOrbax)
 		case base == ".zarray" && dir != "" && slices.Contains(names, "common.pt"):
 			return found("Megatron in its zarr format", name, hintZarr)
 		case name == "metadata.json", name == "checkpoint":
@@ -374,7 +378,7 @@ func unsupported(ctx context.Context, store blob.Store, names []string) error {
 				return found("Megatron in its zarr format", name, hintZarr)
 			}
 			if name == "checkpoint" && isMsgpackMap(head) {
-				return found("Flax", name, hintOrbax)
+				return found("Flax", name, hintFlax)
 			}
 		}
 	}

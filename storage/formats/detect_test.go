@@ -75,6 +75,13 @@ func TestDetect(t *testing.T) {
 		{"hf before deepspeed", []string{"model.safetensors=", "latest=global_step5", "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt="}, formats.HF},
 		{"one file of deepspeed", []string{"mp_rank_00_model_states.pt=PK\x03\x04"}, formats.Torch},
 		{"deepspeed, many tags and no latest", []string{"global_step5/mp_rank_00_model_states.pt=", "global_step6/mp_rank_00_model_states.pt="}, ""},
+		{"orbax, a step", []string{"_CHECKPOINT_METADATA={}", "default/manifest.ocdbt=", "default/d/ab="}, formats.Orbax},
+		{"orbax, an item", []string{"manifest.ocdbt=", "_METADATA={}"}, formats.Orbax},
+		{"orbax, an old step", []string{"params/_METADATA={}", "params/manifest.ocdbt=", "extra/metadata={}"}, formats.Orbax},
+		{"orbax, not merged", []string{"ocdbt.process_0/manifest.ocdbt=", "ocdbt.process_0/d/ab=", "_sharding={}"}, formats.Orbax},
+		{"orbax, arrays in files", []string{"params.w/.zarray={}", "params.w/0.0=", "_sharding={}"}, formats.Orbax},
+		{"orbax, many steps", []string{"5/_METADATA={}", "5/checkpoint=", "10/_METADATA={}", "10/checkpoint="}, ""},
+		{"orbax, a run", []string{"5/_CHECKPOINT_METADATA={}", "5/state/_METADATA={}"}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
 	}
 	for _, tt := range tests {
@@ -119,8 +126,6 @@ func TestDetectNamesUnsupportedFormats(t *testing.T) {
 		files  []string
 		format string // of the error; empty: none
 	}{
-		"Orbax":                      {[]string{"_CHECKPOINT_METADATA={}", "default/manifest.ocdbt=", "default/d/ab="}, "Orbax"},
-		"Orbax, the item":            {[]string{"manifest.ocdbt=", "_METADATA={}"}, "Orbax"},
 		"Flax":                       {[]string{"checkpoint=\x82\xa6params", "notes="}, "Flax"},
 		"another file of that name":  {[]string{"checkpoint=model_checkpoint_path", "model.pt="}, ""},
 		"Megatron in zarr":           {[]string{`metadata.json={"sharded_backend": "zarr"}`, "common.pt=", "w/.zarray={}"}, "zarr"},

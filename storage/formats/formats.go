@@ -22,6 +22,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/hyper"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/orbax"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
@@ -36,10 +37,11 @@ const (
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
 	Slime    = "slime"    // delta versions of slime, miles and SGLang
-	// TorchRanked is torch_checkpointing of PyTorch, and DeepSpeed is DeepSpeed's ZeRO and
-	// universal checkpoints. They are only read.
+	// TorchRanked is torch_checkpointing of PyTorch, DeepSpeed is DeepSpeed's ZeRO and
+	// universal checkpoints, and Orbax is the checkpoints of JAX. They are only read.
 	TorchRanked = "torch_checkpointing"
 	DeepSpeed   = "deepspeed"
+	Orbax       = "orbax"
 )
 
 // ErrUnknown reports the name of a format that does not exist.
@@ -93,6 +95,7 @@ var list = []struct {
 	}},
 	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
 	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
+	{Orbax, false, false, true, func(*Options) storage.Format { return orbax.Format{} }},
 }
 
 // number returns the number of a format in list, or -1.

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/orbax"
 )
 
 // pointers are the files that training programs keep in the folder of a run, and that name
@@ -51,7 +52,8 @@ const maxPointer = 1 << 10
 
 // Locate returns the store with the checkpoint at its root, and the format of the checkpoint:
 // store itself or, if store is the folder of a run with a file that names its newest
-// checkpoint, the folder below store. Files of torch.save that libraries write beside a
+// checkpoint, the folder below store. In the folder of a run of Orbax, which has no such file, it is the finished
+// step with the highest number. Files of torch.save that libraries write beside a
 // model, such as scheduler.bin, do not count beside such a file. The errors are the errors of
 // Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
@@ -67,8 +69,10 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	switch {
 	case pointErr != nil:
 		return store, "", pointErr
-	case at == nil:
+	case at == nil && auxiliary:
 		return store, format, err
+	case at == nil:
+		return newestStep(ctx, store, err)
 	}
 
 	if format, err = Detect(ctx, at); err != nil {
@@ -79,6 +83,22 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 		at = native.Whole(ctx, at)
 	}
 	return at, format, nil
+}
+
+// newestStep returns the newest step of a run of Orbax. If store is no such run, the error is notFound.
+func newestStep(ctx context.Context, store blob.Store, notFound error) (blob.Store, string, error) {
+	if _, ok := errors.AsType[*UnsupportedError](notFound); ok {
+		return store, "", notFound
+	}
+	dir, err := orbax.Newest(ctx, store)
+	if err != nil {
+		return store, "", err
+	}
+	if dir == "" {
+		return store, "", notFound
+	}
+	at, err := blob.NewSub(store, dir)
+	return at, Orbax, err
 }
 
 // pointed returns the folder that a pointer at the root of store names, and the name of

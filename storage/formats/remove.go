@@ -40,8 +40,8 @@ const (
 //   - torch_checkpointing: metadata.pkl.
 //
 // Checkpoints without such a file are hf of several files without an index, torchdcp and
-// hyper with one metadata file of each rank, torch_checkpointing without metadata.pkl, and
-// deepspeed. For those, the step is a note in the lock of the removal, which Open reads. The
+// hyper with one metadata file of each rank, torch_checkpointing without metadata.pkl,
+// deepspeed and orbax. For those, the step is a note in the lock of the removal, which Open reads. The
 // first file that goes is then the metadata of rank 0, the model file of rank 0, or the
 // first file by name: other programs see an incomplete checkpoint.
 //
