@@ -95,7 +95,9 @@ type fsdpItem struct {
 // fsdpFolder is the content of a checkpoint, by the names of its files.
 type fsdpFolder struct {
 	items map[string]*fsdpItem
-	local string // a file of LOCAL_STATE_DICT
+	// config is fsdp_config.json. An empty name: there is none.
+	config storage.File
+	local  string // a file of LOCAL_STATE_DICT
 }
 
 // listFSDP lists the files at the root of store.
@@ -118,7 +120,7 @@ func listFSDP(ctx context.Context, store blob.Store) (*fsdpFolder, error) {
 		}
 	}
 
-	world, err := worldOf(ctx, store, worlds)
+	world, err := d.worldOf(ctx, store, worlds)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +138,7 @@ const maxFSDPFiles = 1 << 20
 
 // worldOf returns the number of ranks of a checkpoint of verl. Its folder can hold files of a
 // save with another number of ranks; then fsdp_config.json says which ones count.
-func worldOf(ctx context.Context, store blob.Store, worlds map[int]string) (int, error) {
+func (d *fsdpFolder) worldOf(ctx context.Context, store blob.Store, worlds map[int]string) (int, error) {
 	if len(worlds) == 0 {
 		return 0, nil
 	}
@@ -147,6 +149,7 @@ func worldOf(ctx context.Context, store blob.Store, worlds map[int]string) (int,
 	b, err := blob.ReadAll(ctx, store, fsdpConfig, 1<<20)
 	switch {
 	case err == nil:
+		d.config = storage.File{Name: fsdpConfig, Size: int64(len(b)), Unsummed: true}
 		if err := json.Unmarshal(b, &config); err != nil {
 			return 0, reading.Damaged(fsdpConfig, "%w", err)
 		}
@@ -325,6 +328,9 @@ func describeFSDP(ctx context.Context, store blob.Store) (*reading.Source, error
 				c.b.AddFile(f)
 			}
 		}
+	}
+	if d.config.Name != "" {
+		c.b.files = append(c.b.files, d.config)
 	}
 	if err := c.read(ctx); err != nil {
 		return nil, err
