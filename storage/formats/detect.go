@@ -40,12 +40,12 @@ var rules = []struct {
 	{Hyper, hyper.Recognize, false},
 	{TorchDCP, torchdcp.Recognize, true},
 	{Hyper, hyper.Recognize, true},
-	{FSDP, torchfile.RecognizeFSDP, true},
 	{TorchRanked, torchfile.RecognizeRanked, false},
 	{Slime, slime.Recognize, false},
 	{HF, hf.Recognize, false},
 	{Slime, slime.Recognize, true},
 	{HF, hf.Recognize, true},
+	{FSDP, torchfile.RecognizeFSDP, true},
 	{Torch, torchfile.Recognize, false},
 	{DeepSpeed, deepspeed.Recognize, true},
 }

@@ -81,6 +81,7 @@ func TestDetect(t *testing.T) {
 		{"fsdp of accelerate", []string{"pytorch_model_fsdp_0_rank0.bin=", "optimizer_0_rank0.bin=", "scheduler.bin=", "random_states_0.pkl="}, formats.FSDP},
 		{"local state of accelerate", []string{"pytorch_model_fsdp_rank0.bin=", "pytorch_model_fsdp_rank1.bin="}, formats.FSDP},
 		{"the whole state of accelerate", []string{"pytorch_model_fsdp.bin=", "optimizer.bin="}, formats.Torch},
+		{"hf before fsdp", []string{"model.safetensors=", "optimizer_0_rank0.bin="}, formats.HF},
 		{"fsdp, from above", []string{"actor/model_world_size_1_rank_0.pt=", "huggingface/config.json={}"}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
 	}

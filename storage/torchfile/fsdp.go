@@ -168,7 +168,8 @@ func (d *fsdpFolder) worldOf(ctx context.Context, store blob.Store, worlds map[i
 	return sizes[0], nil
 }
 
-// add adds a file. Files of verl with another number of ranks do not count.
+// add adds a file. Beside files of verl, files of verl with another number of ranks and files of
+// accelerate do not count.
 func (d *fsdpFolder) add(name string, world int) {
 	if localFile.MatchString(name) && (d.local == "" || name < d.local) {
 		d.local = name
@@ -178,7 +179,7 @@ func (d *fsdpFolder) add(name string, world int) {
 		it.file, it.world = func(rank int) string { return fmt.Sprintf("%s_world_size_%d_rank_%d.pt", m[1], world, rank) }, world
 		it.have[atoi(m[3])] = true
 	}
-	if m := accelerateFile.FindStringSubmatch(name); m != nil {
+	if m := accelerateFile.FindStringSubmatch(name); m != nil && world == 0 {
 		item, kind := "model", "model"
 		if m[1] == "optimizer" {
 			item, kind = "optimizer", "optim"
