@@ -2,6 +2,7 @@ package torchfile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -69,11 +70,20 @@ func distributed(v any, class string) *value.Object {
 	return o
 }
 
-// attributes returns the attributes of an object, or of the state of one.
+// attributes returns the attributes of an object, or of the state of one. The caller must not
+// change them: most are not copied, because the files of a large run have millions of objects.
 func attributes(v any) map[string]any {
 	o, ok := v.(*value.Object)
 	if !ok {
 		o = &value.Object{State: v}
+	}
+
+	state := o.State
+	if t, ok := state.(value.Tuple); ok && len(t) == 2 && t[0] == nil {
+		state = t[1]
+	}
+	if m, ok := state.(map[string]any); ok {
+		return m
 	}
 	return o.Attributes()
 }
@@ -280,6 +290,9 @@ func placements(v any) ([]shard.Placement, error) {
 		attrs := attributes(o)
 		for i, name := range []string{"dim", "split_factor"} {
 			if attrs[name] == nil && i < len(o.Args) {
+				if attrs = maps.Clone(attrs); attrs == nil {
+					attrs = map[string]any{}
+				}
 				attrs[name] = o.Args[i]
 			}
 		}

@@ -34,7 +34,7 @@ func (c *fsdpSave) readOptim(ctx context.Context, it *fsdpItem, m *fsdpModel) er
 	o := &fsdpOptim{fsdpItem: it, model: m}
 	rest := make([]map[string]any, len(it.files))
 	for rank, f := range it.files {
-		_, root, err := dictIn(f, f.Root)
+		root, err := dictIn(f, f.Root)
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func (c *fsdpSave) readOptim(ctx context.Context, it *fsdpItem, m *fsdpModel) er
 func statesOf(f *File, v any) (map[any]map[string]any, error) {
 	out := map[any]map[string]any{}
 	add := func(key, v any) error {
-		_, states, err := dictIn(f, v)
+		states, err := dictIn(f, v)
 		if err != nil || len(states) > maxStates {
 			return reading.Damaged(f.Name, "the state of parameter %v is %T of %d items", key, v, len(states))
 		}
@@ -135,7 +135,7 @@ func (o *fsdpOptim) collect(groups any) error {
 
 	l, _ := list(groups)
 	for i, g := range l {
-		_, options, err := dictIn(o.files[0], g)
+		options, err := dictIn(o.files[0], g)
 		if err != nil {
 			return fmt.Errorf("parameter group %d: %w", i, err)
 		}

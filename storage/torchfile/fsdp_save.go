@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -89,17 +90,17 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 	roots := make([]map[string]any, len(it.files))
 	var order []string
 	for rank, f := range it.files {
-		names, values, err := dictIn(f, f.Root)
+		values, err := dictIn(f, f.Root)
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range names {
+		for name := range values {
 			if strings.HasSuffix(name, "_flat_param") {
 				return nil, &storage.FileError{File: f.Name, Err: errLocal}
 			}
 		}
 		if rank == 0 {
-			order = names
+			order = orderOf(f.Root)
 		}
 		roots[rank] = values
 		if err := sameNames(f, it.files[0], values, roots[0], order); err != nil {
@@ -142,30 +143,42 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 	return m, c.readRest(it, it.name, rest)
 }
 
-// dictIn returns the names and values of a dict in a file. The names are in the order in which
-// the program has saved them: a dict without an order is in the order of its storages.
-func dictIn(f *File, v any) ([]string, map[string]any, error) {
+// dictIn returns the values of a dict of names in a file.
+func dictIn(f *File, v any) (map[string]any, error) {
 	switch d := v.(type) {
 	case map[string]any:
-		names := make([]string, 0, len(d))
-		at := make(map[string]int, len(d))
-		for name, v := range d {
-			names, at[name] = append(names, name), storageNumber(v)
-		}
-		slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
-		return names, d, nil
+		return d, nil
 	case *value.Dict:
-		names, values := make([]string, 0, len(d.Pairs)), make(map[string]any, len(d.Pairs))
+		values := make(map[string]any, len(d.Pairs))
 		for _, p := range d.Pairs {
 			name, ok := p.Key.(string)
 			if !ok {
-				return nil, nil, reading.Damaged(f.Name, "a name is %T", p.Key)
+				return nil, reading.Damaged(f.Name, "a name is %T", p.Key)
 			}
-			names, values[name] = append(names, name), p.Value
+			values[name] = p.Value
 		}
-		return names, values, nil
+		return values, nil
 	}
-	return nil, nil, reading.Damaged(f.Name, "it holds %T; want a dict of names", v)
+	return nil, reading.Damaged(f.Name, "it holds %T; want a dict of names", v)
+}
+
+// orderOf returns the names of a dict in the order in which the program has saved them. The names
+// of a dict without an order are in the order of their storages.
+func orderOf(v any) []string {
+	if d, ok := v.(*value.Dict); ok {
+		names := make([]string, len(d.Pairs))
+		for i, p := range d.Pairs {
+			names[i], _ = p.Key.(string)
+		}
+		return names
+	}
+
+	d, _ := v.(map[string]any)
+	at := make(map[string]int, len(d))
+	for name, v := range d {
+		at[name] = storageNumber(v)
+	}
+	return slices.SortedFunc(maps.Keys(d), func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
 }
 
 // storageNumber returns the number of the storage of a tensor: torch.save numbers storages in
@@ -372,7 +385,7 @@ func (c *fsdpSave) readExtra(it *fsdpItem) error {
 	roots := make([]map[string]any, len(it.files))
 	for rank, f := range it.files {
 		var err error
-		if _, roots[rank], err = dictIn(f, f.Root); err != nil {
+		if roots[rank], err = dictIn(f, f.Root); err != nil {
 			return err
 		}
 	}
