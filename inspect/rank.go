@@ -16,6 +16,8 @@ var rankNames = []*regexp.Regexp{
 	regexp.MustCompile(`^_rank(\d{1,9})_.*\.(?:safetensors|bytes)$`),                                              // hyper_parallel
 	regexp.MustCompile(`^.+_rank(\d{1,9})\.bytes$`),                                                               // its older values
 	regexp.MustCompile(`^(?:bf16_|fp16_)?zero_pp_rank_(\d{1,9})_mp_rank_0+_(?:\d+_)?(?:optim|model)_states\.pt$`), // DeepSpeed
+	regexp.MustCompile(`^(?:model|optim|extra_state)_world_size_\d{1,6}_rank_(\d{1,6})\.pt$`),                     // verl, SkyRL
+	regexp.MustCompile(`^(?:pytorch_model_fsdp|optimizer)_\d{1,3}_rank(\d{1,6})\.bin$`),                           // accelerate
 	regexp.MustCompile(`^mp_rank_(0+)_(?:\d+_)?model_states\.pt$`),                                                // its first rank
 }
 

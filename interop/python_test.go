@@ -171,8 +171,9 @@ func copyPackage(t *testing.T, dir, program string) {
 	for name, from := range map[string]string{"with_torch": withTorch, "examples": filepath.Join(pythonDir, "examples")} {
 		must.Do(t, os.CopyFS(filepath.Join(dir, "py", name), os.DirFS(from)))
 	}
-	const fixtures = "deepspeed-0.19" // of test_deepspeed.py
-	must.Do(t, os.CopyFS(filepath.Join(dir, "py", "with_torch", fixtures), os.DirFS(filepath.Join("..", "testdata", "fixtures", fixtures))))
+	for _, fixtures := range []string{"deepspeed-0.19", "fsdp"} { // of test_deepspeed.py and test_fsdp.py
+		must.Do(t, os.CopyFS(filepath.Join(dir, "py", "with_torch", fixtures), os.DirFS(filepath.Join("..", "testdata", "fixtures", fixtures))))
+	}
 	due := must.Get(os.ReadFile(filepath.Join("..", "run", "testdata", "due.json")))(t) // of test_overwrite.py
 	must.Do(t, os.WriteFile(filepath.Join(dir, "py", "with_torch", "due.json"), due, 0o644))
 	config := must.Get(os.ReadFile(filepath.Join(pythonDir, "pyproject.toml")))(t)

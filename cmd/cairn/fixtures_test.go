@@ -161,3 +161,38 @@ func TestRunOfEveryFixture(t *testing.T) {
 	}
 	cairnJSON(t, &ignored, "verify", filepath.Join(run, last.Checkpoints[0].Name))
 }
+
+// The files of the ranks of FSDP become a model of transformers: the weights under their own
+// names and dtypes, and the configuration that verl keeps beside them.
+func TestConvertFSDPToModel(t *testing.T) {
+	c := storagetest.Fixtures(t, "fsdp/fsdp2-bf16-3")[0]
+	out := filepath.Join(t.TempDir(), "model")
+	var ignored any
+	cairnJSON(t, &ignored, "convert", c.Dir, out, "--to", "hf")
+	var got struct {
+		Items map[string]struct {
+			SHA256 string `json:"sha256"`
+			DType  string `json:"dtype"`
+		} `json:"items"`
+	}
+	cairnJSON(t, &got, "digest", out)
+
+	n := 0
+	for name, it := range c.Items {
+		name, ok := strings.CutPrefix(name, "model.")
+		if !ok {
+			continue
+		}
+		n++
+		if g := got.Items[name]; g.SHA256 != it.SHA256 || g.DType != it.DType {
+			t.Errorf("%q is %+v; want %s of %s", name, g, it.DType, it.SHA256)
+		}
+	}
+	if n == 0 || len(got.Items) != n {
+		t.Errorf("the model has %d tensors; want %d", len(got.Items), n)
+	}
+	want := must.Get(os.ReadFile(filepath.Join(c.Dir, "huggingface", "config.json")))(t)
+	if config := must.Get(os.ReadFile(filepath.Join(out, "config.json")))(t); !bytes.Equal(config, want) {
+		t.Errorf("config.json is %s; want %s", config, want)
+	}
+}

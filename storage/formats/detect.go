@@ -46,6 +46,7 @@ var rules = []struct {
 	{HF, hf.Recognize, false},
 	{Slime, slime.Recognize, true},
 	{HF, hf.Recognize, true},
+	{FSDP, torchfile.RecognizeFSDP, true},
 	{Torch, torchfile.Recognize, false},
 	{Orbax, orbax.RecognizeFile, false},
 	{DeepSpeed, deepspeed.Recognize, true},
@@ -61,25 +62,25 @@ func isTorchFile(name string) bool {
 // of a format but without the file that makes it a checkpoint has that format: the
 // error of opening it names the missing file.
 func Detect(ctx context.Context, store blob.Store) (string, error) {
-	name, _, err := detect(ctx, store)
+	name, _, _, err := detect(ctx, store)
 	return name, err
 }
 
 // detect is Detect. auxiliary means that the checkpoint is a file of torch.save that
-// libraries write beside a model.
-func detect(ctx context.Context, store blob.Store) (name string, auxiliary bool, err error) {
+// libraries write beside a model. roles are the folders of models of verl and SkyRL.
+func detect(ctx context.Context, store blob.Store) (name string, auxiliary bool, roles []string, err error) {
 	name, err = byRecord(ctx, store)
 	if name == "" && err == nil {
 		var l *listing
 		if l, err = listNames(ctx, store); err == nil {
 			name, err = l.format(ctx, store)
-			auxiliary = name == Torch && l.auxiliary()
+			auxiliary, roles = name == Torch && l.auxiliary(), l.roles()
 		}
 	}
 	if name == "" && err == nil {
 		err = fmt.Errorf("%w: %s holds no file of a known format", storage.ErrNotFound, store)
 	}
-	return name, auxiliary, err
+	return name, auxiliary, roles, err
 }
 
 // CheckOthers returns a *storage.OtherFormatError if Detect finds another format than the
@@ -251,6 +252,8 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 			continue
 		case r.format == DeepSpeed && !several: // one of its files by itself
 			continue
+		case r.format == FSDP && isSingle(store):
+			continue
 		case r.format == TorchRanked: // other programs have such files, too
 			if ok, err := torchfile.IsRanked(ctx, store, names); err != nil {
 				return "", err
@@ -294,10 +297,40 @@ func (l *listing) format(ctx context.Context, store blob.Store) (string, error) 
 	return "", nil
 }
 
+// isSingle reports whether a store is one file.
+func isSingle(store blob.Store) bool {
+	_, ok := store.(*blob.Single)
+	return ok
+}
+
 // auxiliary reports whether the only files of torch.save at the root are files that
 // libraries write beside a model.
 func (l *listing) auxiliary() bool {
-	return slices.ContainsFunc(l.root, isTorchFile) && !slices.ContainsFunc(l.root, isModel)
+	if !slices.ContainsFunc(l.root, isTorchFile) {
+		return false
+	}
+	roles := l.roles()
+	return !slices.ContainsFunc(l.root, func(name string) bool {
+		return isModel(name) && (len(roles) == 0 || !besideRoles[name])
+	})
+}
+
+// besideRoles are the files of torch.save that verl and SkyRL keep beside the folders of the
+// models that they train.
+var besideRoles = map[string]bool{"data.pt": true, "trainer_state.pt": true}
+
+// roles returns the folders with a model in the format FSDP, such as actor and critic.
+func (l *listing) roles() []string {
+	var out []string
+	for _, name := range l.below {
+		dir, file := path.Split(name)
+		dir = strings.TrimSuffix(dir, "/")
+		if _, ok := torchfile.RecognizeFSDP(file); ok && !slices.Contains(out, dir) {
+			out = append(out, dir)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // otherKind returns an error if the file is of a kind that no format uses. It ignores the

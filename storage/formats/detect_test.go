@@ -82,6 +82,14 @@ func TestDetect(t *testing.T) {
 		{"orbax, arrays in files", []string{"params.w/.zarray={}", "params.w/0.0=", "_sharding={}"}, formats.Orbax},
 		{"orbax, many steps", []string{"5/_METADATA={}", "5/checkpoint=", "10/_METADATA={}", "10/checkpoint="}, ""},
 		{"orbax, a run", []string{"5/_CHECKPOINT_METADATA={}", "5/state/_METADATA={}"}, ""},
+		{"fsdp", []string{"model_world_size_2_rank_0.pt=", "model_world_size_2_rank_1.pt=", "optim_world_size_2_rank_0.pt=", "fsdp_config.json={}"}, formats.FSDP},
+		{"fsdp of one rank, only weights", []string{"model_world_size_1_rank_0.pt=PK\x03\x04"}, formats.FSDP},
+		{"fsdp beside weights that were merged", []string{"model_world_size_1_rank_0.pt=", "huggingface/model.safetensors="}, formats.FSDP},
+		{"fsdp of accelerate", []string{"pytorch_model_fsdp_0_rank0.bin=", "optimizer_0_rank0.bin=", "scheduler.bin=", "random_states_0.pkl="}, formats.FSDP},
+		{"local state of accelerate", []string{"pytorch_model_fsdp_rank0.bin=", "pytorch_model_fsdp_rank1.bin="}, formats.FSDP},
+		{"the whole state of accelerate", []string{"pytorch_model_fsdp.bin=", "optimizer.bin="}, formats.Torch},
+		{"hf before fsdp", []string{"model.safetensors=", "optimizer_0_rank0.bin="}, formats.HF},
+		{"fsdp, from above", []string{"actor/model_world_size_1_rank_0.pt=", "huggingface/config.json={}"}, ""},
 		{"checkpoints below", []string{"step-1/cairn.json={}", "step-2/model.safetensors="}, ""},
 	}
 	for _, tt := range tests {
@@ -103,6 +111,10 @@ func TestDetectOneFileOfMany(t *testing.T) {
 	s := new(mem.Store)
 	for _, n := range []string{"a.pt", "b.pt"} {
 		must.Get(blob.WriteAll(t.Context(), s, n, []byte("PK\x03\x04"), nil))(t)
+	}
+	must.Get(blob.WriteAll(t.Context(), s, "model_world_size_1_rank_0.pt", []byte("PK\x03\x04"), nil))(t)
+	if got, err := formats.Detect(t.Context(), blob.NewSingle(s, "model_world_size_1_rank_0.pt")); got != formats.Torch || err != nil {
+		t.Errorf("Detect of a file of fsdp = %q, %v; want torch", got, err)
 	}
 	if got, err := formats.Detect(t.Context(), blob.NewSingle(s, "b.pt")); got != formats.Torch || err != nil {
 		t.Errorf("Detect = %q, %v; want torch", got, err)

@@ -37,9 +37,11 @@ const (
 	Torch    = "torch"    // one file of torch.save
 	Hyper    = "hyper"    // hyper_parallel
 	Slime    = "slime"    // delta versions of slime, miles and SGLang
-	// TorchRanked is torch_checkpointing of PyTorch, DeepSpeed is DeepSpeed's ZeRO and
-	// universal checkpoints, and Orbax is the checkpoints of JAX. They are only read.
+	// TorchRanked is torch_checkpointing of PyTorch, FSDP is the files of ranks of FSDP, of
+	// verl, SkyRL and accelerate, DeepSpeed is DeepSpeed's ZeRO and universal checkpoints, and
+	// Orbax is the checkpoints of JAX. They are only read.
 	TorchRanked = "torch_checkpointing"
+	FSDP        = "fsdp"
 	DeepSpeed   = "deepspeed"
 	Orbax       = "orbax"
 )
@@ -94,6 +96,7 @@ var list = []struct {
 		return slime.Format{Base: o.Base, Encoding: o.Encoding, Checksum: o.Checksum, Folder: o.Folder}
 	}},
 	{TorchRanked, false, false, true, func(*Options) storage.Format { return torchfile.Ranked{} }},
+	{FSDP, false, false, true, func(*Options) storage.Format { return torchfile.FSDP{} }},
 	{DeepSpeed, false, false, true, func(*Options) storage.Format { return deepspeed.Format{} }},
 	{Orbax, false, false, true, func(*Options) storage.Format { return orbax.Format{} }},
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,15 +16,16 @@ import (
 )
 
 // pointers are the files that training programs keep in the folder of a run, and that name
-// the folder of the newest checkpoint. folder returns its name for the text of the file,
-// or "" if the text has another meaning.
+// the folder of the newest checkpoint. Each of folders returns the folder of one program for the
+// text of the file, or "" if the text has another meaning.
 var pointers = []struct {
-	file   string
-	folder func(text string) string
+	file    string
+	folders []func(text string) string
 }{
-	{"latest_checkpointed_iteration.txt", megatronFolder},
-	{"latest", deepspeedFolder},
-	{"latest_universal", deepspeedFolder}, // ds_to_universal leaves it beside the other one
+	{"latest_checkpointed_iteration.txt", []func(string) string{megatronFolder, stepFolder}}, // Megatron's and verl's
+	{"latest_ckpt_global_step.txt", []func(string) string{stepFolder}},                       // SkyRL's
+	{"latest", []func(string) string{deepspeedFolder}},
+	{"latest_universal", []func(string) string{deepspeedFolder}}, // ds_to_universal leaves it beside the other one
 }
 
 // megatronFolder returns the folder of an iteration of Megatron, or of a converted model,
@@ -37,6 +39,15 @@ func megatronFolder(text string) string {
 		return ""
 	}
 	return fmt.Sprintf("iter_%07d", n)
+}
+
+// stepFolder returns the folder of a step of verl and SkyRL.
+func stepFolder(text string) string {
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("global_step_%d", n)
 }
 
 // deepspeedFolder returns the folder of a tag of DeepSpeed.
@@ -53,12 +64,13 @@ const maxPointer = 1 << 10
 // Locate returns the store with the checkpoint at its root, and the format of the checkpoint:
 // store itself or, if store is the folder of a run with a file that names its newest
 // checkpoint, the folder below store. In the folder of a run of Orbax, which has no such file, it is the finished
-// step with the highest number. Files of torch.save that libraries write beside a
-// model, such as scheduler.bin, do not count beside such a file. The errors are the errors of
-// Detect.
+// step with the highest number. The checkpoint of a step of verl or SkyRL is the folder of
+// the model that the program trains: actor or policy, or else the only one. Files of torch.save
+// that libraries write beside a model, such as scheduler.bin, do not count beside such a file or
+// folder. The errors are the errors of Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
-	format, auxiliary, err := detect(ctx, store)
-	if _, single := store.(*blob.Single); single || !errors.Is(err, storage.ErrNotFound) && !auxiliary {
+	format, auxiliary, roles, err := detect(ctx, store)
+	if isSingle(store) || !errors.Is(err, storage.ErrNotFound) && !auxiliary {
 		if format == Native && err == nil {
 			store = native.Whole(ctx, store)
 		}
@@ -69,13 +81,21 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	switch {
 	case pointErr != nil:
 		return store, "", pointErr
+	case at == nil && len(roles) > 0:
+		at, err := roleOf(store, roles)
+		return at, FSDP, err
 	case at == nil && auxiliary:
 		return store, format, err
 	case at == nil:
 		return newestStep(ctx, store, err)
 	}
 
-	if format, err = Detect(ctx, at); err != nil {
+	format, auxiliary, roles, err = detect(ctx, at)
+	if len(roles) > 0 && (auxiliary || errors.Is(err, storage.ErrNotFound)) {
+		at, err = roleOf(at, roles)
+		format = FSDP
+	}
+	if err != nil {
 		return store, "", fmt.Errorf("%s names %s: %w", name, at, err)
 	}
 
@@ -101,6 +121,20 @@ func newestStep(ctx context.Context, store blob.Store, notFound error) (blob.Sto
 	return at, Orbax, err
 }
 
+// roleOf returns the folder of the model that a program trains, of the folders with models below
+// store.
+func roleOf(store blob.Store, roles []string) (blob.Store, error) {
+	for _, name := range []string{"actor", "policy"} {
+		if slices.Contains(roles, name) {
+			return blob.NewSub(store, name)
+		}
+	}
+	if len(roles) > 1 {
+		return store, fmt.Errorf("%w: %s holds the models %s: name the folder that is meant", storage.ErrNotFound, store, strings.Join(roles, ", "))
+	}
+	return blob.NewSub(store, roles[0])
+}
+
 // pointed returns the folder that a pointer at the root of store names, and the name of
 // the pointer. The store is nil if there is no pointer.
 func pointed(ctx context.Context, store blob.Store) (blob.Store, string, error) {
@@ -116,13 +150,35 @@ func pointed(ctx context.Context, store blob.Store) (blob.Store, string, error) 
 			return nil, "", err
 		}
 
-		dir := p.folder(strings.TrimSpace(string(b)))
-		if dir == "" {
+		var dirs []string
+		for _, folder := range p.folders {
+			if dir := folder(strings.TrimSpace(string(b))); dir != "" {
+				dirs = append(dirs, dir)
+			}
+		}
+		if len(dirs) == 0 {
 			return nil, "", fmt.Errorf("%w: %s of %s has the text %.100q, which names no folder", storage.ErrNotFound, p.file, store, b)
 		}
-
-		at, err := blob.NewSub(store, dir)
+		at, err := firstWithFiles(ctx, store, dirs)
 		return at, p.file, err
 	}
 	return nil, "", nil
+}
+
+// firstWithFiles returns the first of several folders that has files, or else the first one.
+func firstWithFiles(ctx context.Context, store blob.Store, dirs []string) (blob.Store, error) {
+	first, err := blob.NewSub(store, dirs[0])
+	if err != nil || len(dirs) == 1 {
+		return first, err
+	}
+	for _, dir := range dirs {
+		at, err := blob.NewSub(store, dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, err := range at.List(ctx, "") {
+			return at, err
+		}
+	}
+	return first, nil
 }

@@ -112,6 +112,46 @@ func TestLocateTags(t *testing.T) {
 	}
 }
 
+// A run of verl or SkyRL, and a step of it, lead to the folder of the model that is trained.
+func TestLocateRoles(t *testing.T) {
+	const model = "model_world_size_1_rank_0.pt=PK\x03\x04"
+	for claim, c := range map[string]struct {
+		files  []string // name=content
+		folder string   // empty: ErrNotFound
+		format string
+		text   string // of the error
+	}{
+		"a run of verl":               {[]string{"latest_checkpointed_iteration.txt=4", "global_step_2/actor/" + model, "global_step_4/actor/" + model, "global_step_4/critic/" + model, "global_step_4/data.pt=PK\x03\x04"}, "global_step_4/actor", formats.FSDP, ""},
+		"a run of SkyRL":              {[]string{"latest_ckpt_global_step.txt=4\n", "global_step_4/policy/" + model, "global_step_4/critic/" + model, "global_step_4/data.pt=", "global_step_4/trainer_state.pt="}, "global_step_4/policy", formats.FSDP, ""},
+		"a step":                      {[]string{"actor/" + model, "critic/" + model, "data.pt=PK\x03\x04"}, "actor", formats.FSDP, ""},
+		"a step without a data file":  {[]string{"actor/" + model, "actor/huggingface/config.json={}"}, "actor", formats.FSDP, ""},
+		"a step of a critic":          {[]string{"critic/" + model, "data.pt=PK\x03\x04"}, "critic", formats.FSDP, ""},
+		"a step of several models":    {[]string{"critic/" + model, "reward/" + model, "data.pt=PK\x03\x04"}, "", "", "critic, reward"},
+		"a run of Megatron":           {[]string{"latest_checkpointed_iteration.txt=4", "iter_0000004/.metadata=torch", "global_step_4/actor/" + model}, "iter_0000004", formats.TorchDCP, ""},
+		"a missing step":              {[]string{"latest_checkpointed_iteration.txt=5", "global_step_4/actor/" + model}, "", "", "iter_0000005"},
+		"a step without a model":      {[]string{"latest_checkpointed_iteration.txt=4", "global_step_4/notes="}, "", "", "global_step_4"},
+		"a data file by itself":       {[]string{"data.pt=PK\x03\x04", "notes="}, "/", formats.Torch, ""},
+		"a model beside the folders":  {[]string{"actor/" + model, "model.pt=PK\x03\x04"}, "/", formats.Torch, ""},
+		"a checkpoint of another one": {[]string{"latest_checkpointed_iteration.txt=4", "global_step_4/model.safetensors="}, "global_step_4", formats.HF, ""},
+	} {
+		for where, open := range otherStores {
+			s := open(t)
+			for _, f := range c.files {
+				name, content, _ := strings.Cut(f, "=")
+				storagetest.Put(t, s, name, []byte(content))
+			}
+			at, format, err := formats.Locate(t.Context(), s)
+			if c.folder == "" {
+				if !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), c.text) {
+					t.Errorf("%s in %s: Locate = %v, %q, %v; want %v that says %q", claim, where, at, format, err, storage.ErrNotFound, c.text)
+				}
+			} else if err != nil || format != c.format || c.folder == "/" && at != s || c.folder != "/" && !strings.HasSuffix(at.String(), c.folder) {
+				t.Errorf("%s in %s: Locate = %v, %q, %v; want %s in %q", claim, where, at, format, err, c.format, c.folder)
+			}
+		}
+	}
+}
+
 // A checkpoint beside a pointer is the checkpoint, and a run is no other format for a save.
 func TestLocateAtTheRoot(t *testing.T) {
 	s := megatronRun(t, "1", "iter_0000001")

@@ -45,6 +45,8 @@ func removables() map[string]removable {
 		"deepspeed, ZeRO 1":                "deepspeed-0.19/zero1-bf16-2/ckpt/global_step3",
 		"deepspeed, ZeRO 3":                "deepspeed-0.19/zero3-bf16-2/ckpt/global_step3",
 		"deepspeed, universal":             "deepspeed-0.19/universal1-bf16-2/ckpt/global_step3_universal",
+		"fsdp of verl":                     "fsdp/fsdp1-flat-2",
+		"fsdp of accelerate":               "fsdp/accelerate-fsdp2-2",
 		"torch_checkpointing":              "torch_checkpointing/torch-sync-4",
 		"torch_checkpointing, safetensors": "torch_checkpointing/safetensors-4",
 		"torch_checkpointing, no record":   "torch_checkpointing/torch-sync-twice-2-2",

@@ -2,6 +2,8 @@ package torchfile
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -17,19 +19,28 @@ type dtensor struct {
 	// the places of the mesh in row-major order, because the object of a rank does not
 	// need the numbers of the other ranks. Nil: err says why it is unknown.
 	layout shard.Layout
-	place  int // of this rank in the mesh
+	place  int   // of this rank in the mesh
+	mesh   *mesh // nil: err says why it is unknown
 	err    error
 }
 
-// asDTensor returns the DTensor that a value is, or nil. The names of the attributes
-// differ between releases of PyTorch.
-func asDTensor(v any) *dtensor {
-	o, ok := v.(*value.Object)
-	if !ok || o.QualifiedName() != "torch._tensor._rebuild_from_type_v2" || len(o.Args) != 4 {
-		return nil
-	}
-	class, ok := o.Args[1].(*value.Object)
-	if !ok || !strings.HasPrefix(class.Module, "torch.distributed.") || class.Name != "DTensor" {
+// mesh is a DeviceMesh of PyTorch as one rank pickles it.
+type mesh struct {
+	sizes []int
+	at    []int64 // the place of the rank
+	// world is the number of ranks that the object mentions: of the mesh, or of the mesh
+	// that it is a part of.
+	world int
+}
+
+// meshes remembers the meshes of a file: all its DTensors refer to a few objects.
+type meshes map[*value.Object]*mesh
+
+// asDTensor returns the DTensor that a value of the file of a rank is, or nil. The names of
+// the attributes differ between releases of PyTorch.
+func asDTensor(v any, rank int, known meshes) *dtensor {
+	o := distributed(v, "DTensor")
+	if o == nil {
 		return nil
 	}
 	attrs := attributes(o.Args[3])
@@ -40,16 +51,39 @@ func asDTensor(v any) *dtensor {
 	d := &dtensor{local: local}
 	spec := attributes(attrs["_spec"])
 	if d.err = d.setShape(spec["tensor_meta"], o.Args[2]); d.err == nil {
-		d.err = d.setLayout(spec)
+		d.err = d.setLayout(spec, rank, known)
 	}
 	return d
 }
 
-// attributes returns the attributes of an object, or of the state of one.
+// distributed returns the call that makes a tensor of that class of torch.distributed, or nil.
+// Its last argument is the state of the tensor.
+func distributed(v any, class string) *value.Object {
+	o, ok := v.(*value.Object)
+	if !ok || o.QualifiedName() != "torch._tensor._rebuild_from_type_v2" || len(o.Args) != 4 {
+		return nil
+	}
+	c, ok := o.Args[1].(*value.Object)
+	if !ok || !strings.HasPrefix(c.Module, "torch.distributed.") || c.Name != class {
+		return nil
+	}
+	return o
+}
+
+// attributes returns the attributes of an object, or of the state of one. The caller must not
+// change them: most are not copied, because the files of a large run have millions of objects.
 func attributes(v any) map[string]any {
 	o, ok := v.(*value.Object)
 	if !ok {
 		o = &value.Object{State: v}
+	}
+
+	state := o.State
+	if t, ok := state.(value.Tuple); ok && len(t) == 2 && t[0] == nil {
+		state = t[1]
+	}
+	if m, ok := state.(map[string]any); ok {
+		return m
 	}
 	return o.Attributes()
 }
@@ -74,22 +108,14 @@ func (d *dtensor) setShape(meta, args any) error {
 	return fmt.Errorf("its shape is not in the object")
 }
 
-func (d *dtensor) setLayout(spec map[string]any) error {
-	mesh := attributes(spec["mesh"])
-	sizes, err := meshShape(mesh)
+func (d *dtensor) setLayout(spec map[string]any, rank int, known meshes) error {
+	m, err := meshOf(spec["mesh"], rank, known)
 	if err != nil {
 		return err
 	}
-	at, ok := integers(mesh["_coordinate_on_dim"])
-	if !ok || len(at) != len(sizes) {
-		return fmt.Errorf("the place of the rank in a mesh of %v is not in the object", sizes)
-	}
-	p := shard.Placed{Mesh: shard.Mesh{Shape: sizes}}
-	for i, n := range sizes {
-		if at[i] < 0 || at[i] >= int64(n) {
-			return fmt.Errorf("place %v in a mesh of %v", at, sizes)
-		}
-		d.place = d.place*n + int(at[i])
+	p := shard.Placed{Mesh: shard.Mesh{Shape: m.sizes}}
+	for i, n := range m.sizes {
+		d.place = d.place*n + int(m.at[i])
 	}
 	if p.Placements, err = placements(spec["placements"]); err != nil {
 		return err
@@ -97,8 +123,100 @@ func (d *dtensor) setLayout(spec map[string]any) error {
 	if err := checkOrder(spec["shard_order"]); err != nil {
 		return err
 	}
-	d.layout = p
+	d.layout, d.mesh = p, m
 	return nil
+}
+
+// meshOf returns the mesh that an object describes.
+func meshOf(v any, rank int, known meshes) (*mesh, error) {
+	o, _ := v.(*value.Object)
+	if m := known[o]; m != nil {
+		return m, nil
+	}
+
+	attrs := attributes(v)
+	sizes, err := meshShape(attrs)
+	if err != nil {
+		return nil, err
+	}
+	m := &mesh{sizes: sizes, world: meshWorld(attrs, 0)}
+	var ok bool
+	if m.at, ok = integers(attrs["_coordinate_on_dim"]); !ok || len(m.at) != len(sizes) {
+		m.at = placeIn(attrs, sizes, rank)
+	}
+	if m.at == nil {
+		return nil, fmt.Errorf("the place of rank %d in a mesh of %v is not in the object", rank, sizes)
+	}
+	for i, n := range sizes {
+		if m.at[i] < 0 || m.at[i] >= int64(n) {
+			return nil, fmt.Errorf("place %v in a mesh of %v", m.at, sizes)
+		}
+	}
+	if n, ok := attrs["_rank"].(int64); ok && n != int64(rank) {
+		return nil, fmt.Errorf("its mesh was saved by rank %d: give each file the name that it was saved as", n)
+	}
+
+	if known != nil && o != nil {
+		known[o] = m
+	}
+	return m, nil
+}
+
+// meshRanks returns the ranks of a mesh in row-major order. Newer releases of PyTorch list the
+// ranks of the whole mesh that it is a part of.
+func meshRanks(attrs map[string]any) []int64 {
+	for _, name := range []string{"_flatten_mesh_list", "_flatten_rank_map"} {
+		if l, ok := integers(attrs[name]); ok && len(l) > 0 {
+			return l
+		}
+	}
+	return nil
+}
+
+// meshWorld returns the number of ranks that a mesh mentions.
+func meshWorld(attrs map[string]any, depth int) int {
+	world := 0
+	for _, n := range meshRanks(attrs) {
+		if n >= 0 && n < maxMesh {
+			world = max(world, int(n)+1)
+		}
+	}
+	if root, ok := attrs["_root_mesh"].(*value.Object); ok && depth < 4 {
+		world = max(world, meshWorld(attributes(root), depth+1))
+	}
+	return world
+}
+
+// placeIn returns the place of a rank in a mesh that lists its ranks, or nil. The ranks of a
+// part of a mesh are some of those that it lists: its layout has a stride for each dimension,
+// and the rank says which part it is.
+func placeIn(attrs map[string]any, sizes []int, rank int) []int64 {
+	ranks, total := meshRanks(attrs), int64(1)
+	i := int64(slices.Index(ranks, int64(rank)))
+	if i < 0 {
+		return nil
+	}
+	strides := make([]int64, len(sizes))
+	for d := len(sizes) - 1; d >= 0; d-- {
+		strides[d], total = total, total*int64(sizes[d])
+	}
+	if axes, ok := list(attributes(attrs["_layout"])["axes"]); ok && len(axes) == len(sizes) {
+		for d, a := range axes {
+			stride, ok := integers(attributes(a)["stride"])
+			if !ok || len(stride) != 1 || stride[0] < 1 {
+				return nil
+			}
+			strides[d] = stride[0]
+		}
+	} else if int64(len(ranks)) != total {
+		return nil
+	}
+
+	at := make([]int64, len(sizes))
+	for d, n := range sizes {
+		at[d] = i / strides[d] % int64(n)
+	}
+	return at
 }
 
 // maxMesh bounds the ranks of a mesh.
@@ -172,6 +290,9 @@ func placements(v any) ([]shard.Placement, error) {
 		attrs := attributes(o)
 		for i, name := range []string{"dim", "split_factor"} {
 			if attrs[name] == nil && i < len(o.Args) {
+				if attrs = maps.Clone(attrs); attrs == nil {
+					attrs = map[string]any{}
+				}
 				attrs[name] = o.Args[i]
 			}
 		}

@@ -80,3 +80,26 @@ func FuzzRankedDTensor(f *testing.F) {
 		opensOrRefuses(t, torchfile.Ranked{}, s)
 	})
 }
+
+// Any files with the names of the ranks of FSDP open or are refused by name. The bytes replace
+// bytes of a pickle, which has no checksum that is compared here.
+func FuzzFSDP(f *testing.F) {
+	fixtures := []*mem.Store{
+		storagetest.CopyFixture(f, "fsdp/fsdp1-flat-2"), storagetest.CopyFixture(f, "fsdp/lora-2"), storagetest.CopyFixture(f, "fsdp/accelerate-fsdp1-2"),
+	}
+	f.Add(uint8(0), uint8(1), uint16(200), []byte("Shard"), "model_world_size_2_rank_2.pt")
+	f.Add(uint8(1), uint8(3), uint16(900), []byte{'K', 255}, "fsdp_config.json")
+	f.Add(uint8(2), uint8(2), uint16(400), []byte("shard_sizes"), "pytorch_model_fsdp_rank0.bin")
+	f.Fuzz(func(t *testing.T, fixture, file uint8, at uint16, data []byte, beside string) {
+		s := storagetest.CopyOf(t, fixtures[int(fixture)%len(fixtures)])
+		names := storagetest.Names(t, s)
+		name := names[int(file)%len(names)]
+		b := must.Get(blob.ReadAll(t.Context(), s, name, 1<<20))(t)
+		copy(b[int(at)%len(b):], data)
+		storagetest.Put(t, s, name, b)
+		if _, holds := torchfile.RecognizeFSDP(beside); holds || beside == "fsdp_config.json" {
+			storagetest.Put(t, s, beside, data)
+		}
+		opensOrRefuses(t, torchfile.FSDP{}, s)
+	})
+}

@@ -1,9 +1,9 @@
 // Package torchfile reads and writes checkpoints that are one file of torch.save
 // (.pt, .pth, .bin, .ckpt), and reads checkpoints of several files: with an index,
 // such as Hugging Face's pytorch_model.bin.index.json, or with a file for each item and
-// rank, as PyTorch's torch_checkpointing writes them. Package torchsave decodes the
-// files; this package gives names to their values. The contract is at package
-// storage; Format.Open and Ranked.Open describe the names.
+// rank, as PyTorch's torch_checkpointing, verl, SkyRL and accelerate write them. Package
+// torchsave decodes the files; this package gives names to their values. The contract is at
+// package storage; Format.Open, Ranked.Open and FSDP.Open describe the names.
 package torchfile
 
 import (

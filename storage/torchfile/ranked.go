@@ -234,42 +234,10 @@ func findRanked(ctx context.Context, store blob.Store, md *rankedMetadata) ([]*r
 	if len(out) == 0 {
 		return nil, fmt.Errorf("%w: %s holds no file of an item and a rank", storage.ErrNotFound, store)
 	}
-	out = append(out, missingRanks(out)...)
 	slices.SortFunc(out, func(x, y *rankFile) int {
 		return cmp.Or(strings.Compare(x.item, y.item), cmp.Compare(x.rank, y.rank), strings.Compare(x.name, y.name))
 	})
 	return out, nil
-}
-
-// ofWorld matches items with the number of ranks in their names, as verl and others give them.
-var ofWorld = regexp.MustCompile(`_world_size_([1-9][0-9]{0,5})_rank$`)
-
-// missingRanks returns, for each item with the number of ranks in its name, the missing file of the
-// lowest rank.
-func missingRanks(files []*rankFile) []*rankFile {
-	ranks := map[[2]string]map[int]bool{} // by item and the ending of the name
-	for _, f := range files {
-		m := byItem.FindStringSubmatch(f.name)
-		if m == nil || m[1] != f.item || !ofWorld.MatchString(f.item) {
-			continue
-		}
-		at := [2]string{f.item, m[3]}
-		if ranks[at] == nil {
-			ranks[at] = map[int]bool{}
-		}
-		ranks[at][f.rank] = true
-	}
-	var out []*rankFile
-	for at, have := range ranks {
-		rank, world := 0, ofWorld.FindStringSubmatch(at[0])[1]
-		for have[rank] {
-			rank++
-		}
-		if n, _ := strconv.Atoi(world); rank < n {
-			out = append(out, &rankFile{item: at[0], rank: rank, rankedFile: rankedFile{fmt.Sprintf("%s_%d%s", at[0], rank, at[1]), kinds[at[1]]}})
-		}
-	}
-	return out
 }
 
 // openKind opens a file of any kind as a file of torch.save. Files of the other kinds

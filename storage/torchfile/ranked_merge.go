@@ -138,7 +138,7 @@ func (m *merger) addLeaf(f *rankFile, it *rankedItem, l leaf) error {
 	v := m.at(l.path)
 	r, place, recorded := it.record(pathKey(l.path[1:]), f.rank)
 	t, isTensor := l.value.(*torchsave.Tensor)
-	if d := asDTensor(l.value); d != nil {
+	if d := asDTensor(l.value, f.rank, nil); d != nil {
 		m.proof = true
 		if t = d.local; !recorded {
 			r, place = &holding{dtype: t.DType, shape: d.shape, layout: d.layout, key: fmt.Sprint(d.layout)}, d.place
@@ -180,15 +180,10 @@ func (v *ranksValue) form(key string, rank int, l leaf) *form {
 // addParts adds the chunks of a tensor that t, the part of a rank, holds. Of equal boxes
 // the box of the lowest rank counts.
 func (v *ranksValue) addParts(f *rankFile, l leaf, r *holding, place int, t *torchsave.Tensor) error {
-	local, err := r.layout.LocalShape(r.shape, place)
-	if err != nil {
-		return err
+	if t.DType != r.dtype {
+		return fmt.Errorf("rank %d has %v, and the tensor is %v", f.rank, t.DType, r.dtype)
 	}
-	if t.DType != r.dtype || !slices.Equal(local, t.Shape) {
-		return fmt.Errorf("rank %d has %v %v, and its part of %v %v by %v is %v", f.rank, t.DType, t.Shape, r.dtype, r.shape, r.layout, local)
-	}
-
-	parts, err := r.layout.Parts(r.shape, place)
+	parts, err := partsOfLocal(r.layout, r.shape, place, t)
 	if err != nil {
 		return err
 	}

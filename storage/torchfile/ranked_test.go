@@ -141,29 +141,6 @@ func TestRankedLostFiles(t *testing.T) {
 	}
 }
 
-// The name of a file may have the number of ranks: then a rank without a file is missing.
-func TestRankedMissingRanks(t *testing.T) {
-	files := map[string]any{}
-	for rank := range 3 {
-		for _, item := range []string{"model", "optim"} {
-			files[fmt.Sprintf("%s_world_size_3_rank_%d.pt", item, rank)] = map[string]any{"w": vector(t, 1, 2)}
-		}
-	}
-	for lost := range files {
-		s := inFiles(t, files)
-		storagetest.Remove(t, s, lost)
-		item := lost[:strings.LastIndexByte(lost, '_')]
-		if _, missing := openRanked(t, s); len(missing) != 1 || !strings.Contains(missing[item], lost) {
-			t.Errorf("without %s, missing are %q; want %s", lost, missing, item)
-		}
-	}
-	ck := must.Get(torchfile.Ranked{}.Open(t.Context(), inFiles(t, files)))(t)
-	defer ck.Close()
-	if md := must.Get(ck.Metadata(t.Context()))(t); len(md.Missing) > 0 || len(md.Storage.Notes) != 1 {
-		t.Errorf("missing %v, notes %q; want none, and the note that nothing lists the files", md.Missing, md.Storage.Notes)
-	}
-}
-
 // Damage inside of a file is found by Verify and by a load of the tensor.
 func TestRankedDamage(t *testing.T) {
 	s := storagetest.CopyFixture(t, "torch_checkpointing/torch-sync-4")

@@ -14,6 +14,7 @@ const formats = [
   { format: 'deepspeed ZeRO', at: path.join(fixtures, 'deepspeed-0.19/zero1-bf16-2/ckpt/global_step3'), tensor: 'model.embed.weight', form: ['float32', '[101, 20]'] },
   { format: 'deepspeed universal', at: path.join(fixtures, 'deepspeed-0.19/universal3-bf16-2/ckpt/global_step3_universal'), tensor: 'model.embed.weight', form: ['float32', '[101, 20]'] },
   { format: 'hyper_parallel', at: path.join(fixtures, 'hyper_parallel/collective-4/ckpt'), tensor: 'col', form: ['float32', '[6, 8]'] },
+  { format: 'fsdp', at: path.join(fixtures, 'fsdp/fsdp2-bf16-3/ckpt'), tensor: 'model.lm_head.weight', form: ['float32', '[11, 8]'] },
   { format: 'torch_checkpointing', at: path.join(fixtures, 'torch_checkpointing/torch-sync-4/ckpt'), tensor: 'fsdp_model.a.weight', form: ['float32', '[12, 8]'] },
 ];
 

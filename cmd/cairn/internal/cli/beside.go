@@ -32,6 +32,9 @@ var modelFiles = []string{
 	"added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "spiece.model",
 }
 
+// hfFolder is the folder of a checkpoint of verl with the model's files.
+const hfFolder = "huggingface"
+
 // maxBeside bounds the size of a file that is copied beside the weights.
 const maxBeside = 256 << 20
 
@@ -75,7 +78,7 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 		return to.copyBeside(ctx, r.Root())
 	}
 
-	isHF := from == formats.HF
+	isHF := from == formats.HF || from == formats.FSDP
 	if through {
 		isHF = v.Binding().To == "hf"
 	}
@@ -85,6 +88,13 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 
 	if err := f.besideConfig(to); err != nil {
 		return err
+	}
+	if from == formats.FSDP { // verl keeps them in a folder of their own
+		at, err := blob.NewSub(store, hfFolder)
+		if err != nil {
+			return err
+		}
+		store = at
 	}
 	return to.copyBeside(ctx, store)
 }

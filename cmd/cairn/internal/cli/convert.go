@@ -179,6 +179,7 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 	if err := apart(at, dst); err != nil {
 		return err
 	}
+	f.modelOfFSDP(from, to, opts)
 	to.group, opts.Group = g, g
 	if err := f.share(cmd, opts, g); err != nil {
 		return err
@@ -303,6 +304,16 @@ func (f *conversionFlags) options(cmd *cobra.Command, to *destination) (*convert
 	o.Logger = out.logger()
 	o.Warn = func(err error) { out.warn("%s: %s", cmd.CommandPath(), clean(oneLine(err.Error()))) }
 	return o, nil
+}
+
+// modelOfFSDP makes a conversion of ranked files of FSDP into the form of Hugging Face a
+// conversion of the model, under its own names: that form has no place for the states of the
+// optimizer. Options that say which names to convert, and a recipe, count instead.
+func (f *conversionFlags) modelOfFSDP(from string, to *destination, o *convert.Options) {
+	if from != formats.FSDP || to.format != formats.HF || len(o.Select)+len(o.Exclude)+len(o.Rename) > 0 || f.recipe.Recipe != "" {
+		return
+	}
+	o.Select, o.Rename = []string{"model.*"}, []string{"model.*=*"}
 }
 
 // record sets the step and the tags of the flags.
