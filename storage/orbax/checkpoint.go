@@ -14,6 +14,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/orbax/ocdbt"
+	"github.com/cairn-ckpt/cairn/storage/orbax/zarr"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -329,6 +330,13 @@ func (c *checkpoint) checkRecord(ctx context.Context, r ocdbt.Record) error {
 		return reading.Damaged(r.File, "the node at %d+%d: %w", r.Offset, r.Length, err)
 	}
 	return nil
+}
+
+func (c *checkpoint) newItem(dir string, prefix meta.Path) *item {
+	if dir != "" {
+		dir += "/"
+	}
+	return &item{checkpoint: c, dir: dir, prefix: prefix, arrays: map[string]*zarr.Array{}, bad: map[string]error{}}
 }
 
 // problemText returns the text of an error about a file without the name of the file.

@@ -32,13 +32,6 @@ type item struct {
 	bad    map[string]error // arrays with metadata that cannot be read
 }
 
-func (c *checkpoint) newItem(dir string, prefix meta.Path) *item {
-	if dir != "" {
-		dir += "/"
-	}
-	return &item{checkpoint: c, dir: dir, prefix: prefix, arrays: map[string]*zarr.Array{}, bad: map[string]error{}}
-}
-
 // addTree adds the leaves of the tree.
 func (it *item) addTree(ctx context.Context) error {
 	if err := it.readValues(ctx); err != nil {

@@ -22,26 +22,6 @@ const (
 	indexSum   = 4
 )
 
-// Inner returns the number of inner chunks of a cell in each dimension.
-func (a *Array) Inner() []int64 { return grid(a.Chunk, a.Shards.Chunk) }
-
-// IndexBytes returns the size of the index of a shard. It returns an error if the shard has too many
-// inner chunks.
-func (a *Array) IndexBytes() (int64, error) {
-	n := int64(1)
-	for _, k := range a.Inner() {
-		if k > maxInner/n {
-			return 0, unsupported("shards of %v with inner chunks of %v: more than %d", a.Chunk, a.Shards.Chunk, maxInner)
-		}
-		n *= k
-	}
-	n *= entryBytes
-	if a.Shards.Sum {
-		n += indexSum
-	}
-	return n, nil
-}
-
 // DecodeIndex decodes the index of a shard, which has size bytes in total. Inner chunks are in
 // row-major order.
 func (s *Shards) DecodeIndex(p []byte, size int64) ([]Range, error) {

@@ -210,6 +210,26 @@ func (a *Array) setFill(raw json.RawMessage) {
 	a.Fill, a.FillErr = fill(raw, a.Type)
 }
 
+// Inner returns the number of inner chunks of a cell in each dimension.
+func (a *Array) Inner() []int64 { return grid(a.Chunk, a.Shards.Chunk) }
+
+// IndexBytes returns the size of the index of a shard. It returns an error if the shard has too many
+// inner chunks.
+func (a *Array) IndexBytes() (int64, error) {
+	n := int64(1)
+	for _, k := range a.Inner() {
+		if k > maxInner/n {
+			return 0, unsupported("shards of %v with inner chunks of %v: more than %d", a.Chunk, a.Shards.Chunk, maxInner)
+		}
+		n *= k
+	}
+	n *= entryBytes
+	if a.Shards.Sum {
+		n += indexSum
+	}
+	return n, nil
+}
+
 func fill(raw json.RawMessage, t Type) (*tensor.Tensor, error) {
 	var src *tensor.Tensor
 	var n int64
