@@ -190,8 +190,9 @@ func (s *siteStores) addFirst(address string) (isRun bool, err error) {
 		outputOf(s.cmd).warn("%s has no checkpoints yet: the page shows them when they are saved; 'cairn runs' finds other runs", clean(blob.Redact(address)))
 	case len(s.first.Checkpoints) == 0 && openErr != nil:
 		return false, openError(ctx, store, address, openErr)
-	case len(s.first.Checkpoints) == 0:
-		return false, noCheckpoints(ctx, address)
+	case len(s.first.Checkpoints) == 0: // a run of verl: the models are in folders below the folders of steps
+		s.run, s.settings, s.first = nil, run.Settings{}, nil
+		return false, s.add(web.Self, address)
 	}
 	return true, nil
 }
