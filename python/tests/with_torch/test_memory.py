@@ -82,6 +82,24 @@ def save_replicas(rank, folder, meet, ranks, groups, steps):
         assert 0 < copied.rank_bytes - copied.rank_held_bytes < 20_000, copied
 
 
+def save_staged(rank, folder, meet, ranks):
+    """Saves a state that a Stager has staged to memory, and then to a folder, while its copies are being made."""
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    state = {f"w{i}": noise((1 << 19,), "int32", seed=i) for i in range(4)}
+    state[f"own{rank}"] = noise((1 << 18,), "int32", seed=rank)  # all others but one hold the rest
+    staged = cairn.torch.Stager().stage(state)
+    first = cairn.torch.async_save(staged, "memory:staged", step=1, copy_rate=1 << 20)
+    first.result()
+    second = cairn.torch.async_save(staged, os.path.join(folder, "second"), step=1)
+    second.result()
+    first.copied.result()
+    got = {k: torch.zeros_like(v) for k, v in state.items()}
+    for path in (cairn.Run("memory:staged"), os.path.join(folder, "second")):
+        cairn.torch.load(got, path)
+        assert all(torch.equal(got[k], v) for k, v in state.items()), path
+
+
 def load_replicas(rank, folder, meet, hosts, groups, step):
     use(folder, hosts[rank])
     join("gloo", meet, rank, len(hosts))
@@ -202,6 +220,9 @@ class Memory(Case):
                 self.ranks(len(hosts), load_replicas, hosts, 1, 3)
                 shutil.rmtree(self.folder)
                 os.mkdir(self.folder)
+
+    def test_a_staged_state_is_saved_again_before_its_copies_are_complete(self):
+        self.ranks(2, save_staged, 2)
 
     def test_two_copies(self):
         self.ranks(3, save_some, 3, [1], 2)
