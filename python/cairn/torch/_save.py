@@ -174,6 +174,7 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
     # Savers may copy from the staged state, too. A state of a Stager is the caller's, who may save it again.
     lent = any(unit.at is not None for unit in state.units)
     (reply if copies is None or lent else copies).then(staging.end)
+    reply.then(staging.let_go)
     if "run" not in message:
         _note(reply, request.place(request.store), request.save_id)
     _handle.connect(handle, staging.hear)

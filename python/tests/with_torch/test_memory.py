@@ -1,7 +1,10 @@
 """Checkpoints in the memory of hosts. Each rank is a host of its own here: CAIRN_MEMORY names its folder."""
 
+import gc
 import os
 import shutil
+import time
+import weakref
 
 import torch
 
@@ -98,6 +101,22 @@ def save_staged(rank, folder, meet, ranks):
     for path in (cairn.Run("memory:staged"), os.path.join(folder, "second")):
         cairn.torch.load(got, path)
         assert all(torch.equal(got[k], v) for k, v in state.items()), path
+
+
+def save_and_forget(rank, folder, meet, ranks):
+    """The tensors of a state are given up when it is saved, before its copies are complete."""
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    state = {"w": noise((1 << 20,), "int32"), f"own{rank}": noise((1 << 18,), "int32", seed=rank)}
+    held = weakref.ref(state["w"])
+    handle = cairn.torch.async_save(state, "memory:forget", step=1, copy_rate=200 << 10)  # 5 seconds
+    del state
+    handle.result()
+    while held() is not None and not handle.copied.done():
+        gc.collect()
+        time.sleep(0.05)
+    assert held() is None and not handle.copied.done()
+    handle.copied.result()
 
 
 def load_replicas(rank, folder, meet, hosts, groups, step):
@@ -223,6 +242,9 @@ class Memory(Case):
 
     def test_a_staged_state_is_saved_again_before_its_copies_are_complete(self):
         self.ranks(2, save_staged, 2)
+
+    def test_tensors_are_given_up_before_the_copies_are_complete(self):
+        self.ranks(2, save_and_forget, 2)
 
     def test_two_copies(self):
         self.ranks(3, save_some, 3, [1], 2)
