@@ -122,7 +122,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 			return nil, err
 		}
 		j.confirmed = copies
-		j.tellPartners(copies)
+		j.tellPartners(j.place(copies, keepersOf(all)))
 		if rep.RankHeld > 0 {
 			j.inform("memory: this rank copies files of other ranks from its own state", "ranks", s.Of, "bytes", rep.RankBytes, "held", rep.RankHeld)
 		}

@@ -422,6 +422,20 @@ func (p *placement) of(rank int) []string {
 	return out
 }
 
+// byHost returns for each host the hosts that keep copies of files of its ranks.
+func (p *placement) byHost() map[string]map[string]bool {
+	out := map[string]map[string]bool{}
+	for rank, host := range p.host {
+		if out[host] == nil {
+			out[host] = map[string]bool{}
+		}
+		for _, id := range p.of(rank) {
+			out[host][id] = true
+		}
+	}
+	return out
+}
+
 // keeper returns the rank on a host that copies the files of a rank from what it holds, if there is one.
 func (p *placement) keeper(rank int, host string) (int, bool) {
 	i := slices.IndexFunc(p.keepers[rank], func(k int) bool { return p.host[k] == host })

@@ -178,6 +178,9 @@ func TestNeedsWithReplicas(t *testing.T) {
 			t.Errorf("the host %s needs %d bytes for copies; want %d", host, foreign[host], want)
 		}
 	}
+	if kept := j.place(1, j.keepers).byHost(); fmt.Sprint(kept) != "map[a:map[c:true] b:map[d:true] c:map[a:true] d:map[b:true]]" {
+		t.Errorf("the hosts keep copies as %v says", kept)
+	}
 }
 
 // No host keeps more copies than without replicas, so that its memory is enough.
