@@ -207,8 +207,8 @@ func (c *choice) covering(host int) []holder {
 	return out
 }
 
-// choose notes that a host copies the files of another one, unless there are enough such hosts, or it keeps as many
-// copies as without this choice: hosts have room for so many.
+// choose notes that a host copies the files of another one, unless there are enough such hosts, or it does so for as many
+// hosts as it is a partner of: then it may have no room for more.
 func (c *choice) choose(of, by int) {
 	if c.lacks(of) && c.keeps[by] < len(c.partners[by]) && !slices.Contains(c.chosen[of], by) {
 		c.chosen[of] = append(c.chosen[of], by)

@@ -183,7 +183,7 @@ func TestNeedsWithReplicas(t *testing.T) {
 	}
 }
 
-// No host keeps more copies than without replicas, so that its memory is enough.
+// If all hosts have the same work, none keeps more copies than without replicas, so that its memory is enough.
 func TestReplicasAreSpread(t *testing.T) {
 	var hosts []string
 	var items [][]plan.WriteItem
