@@ -122,7 +122,7 @@ func (j *Job) Copy(ctx context.Context, g group.Group, folder string, s Saved, s
 			return nil, err
 		}
 		j.confirmed = copies
-		j.tellPartners(copies)
+		j.tellPartners(j.place(copies, keepersOf(all)))
 		if rep.RankHeld > 0 {
 			j.inform("memory: this rank copies files of other ranks from its own state", "ranks", s.Of, "bytes", rep.RankBytes, "held", rep.RankHeld)
 		}
@@ -194,7 +194,7 @@ func (j *Job) fetch(ctx context.Context, folder string, files map[string][]file,
 			var has []hosts.Part
 			if f.held && parts != nil {
 				if has, err = parts(ctx, store, name); err != nil {
-					return bytes, held, err
+					has = nil // the file is not of the native format, or FetchHeld finds what is wrong
 				}
 			}
 			n, err := store.FetchHeld(ctx, name, f.Size, f.CRC32C, has)

@@ -161,14 +161,14 @@ func (j *Job) inform(text string, args ...any) {
 }
 
 // tellPartners writes into the log who keeps the copies of this host's files, and whose copies it keeps.
-func (j *Job) tellPartners(copies int) {
-	partners := Partners(j.Hosts, copies)
+func (j *Job) tellPartners(at *placement) {
+	kept := at.byHost()
 	var on, of []string
 	for _, h := range j.Hosts {
-		if slices.Contains(partners[j.Host], h.ID) {
+		if kept[j.Host][h.ID] {
 			on = append(on, h.Label())
 		}
-		if slices.Contains(partners[h.ID], j.Host) {
+		if kept[h.ID][j.Host] {
 			of = append(of, h.Label())
 		}
 	}

@@ -40,7 +40,8 @@ type shared struct {
 	bytes int64
 }
 
-// sharedItems returns the items of which several ranks hold equal contents, by name. final are the final plans.
+// sharedItems returns the items of which several ranks hold equal contents and one writes them, by name, in the order of
+// their boxes. final are the final plans.
 func sharedItems(final []*plan.SavePlan) map[string][]shared {
 	out := map[string][]shared{}
 	for rank, p := range final {
@@ -50,42 +51,326 @@ func sharedItems(final []*plan.SavePlan) map[string][]shared {
 			}
 		}
 	}
+	for name, of := range out {
+		slices.SortFunc(of, func(a, b shared) int { return compareBoxes(&a.box, &b.box) })
+		once := of[:0]
+		for len(of) > 0 {
+			n := 1
+			for n < len(of) && compareBoxes(&of[0].box, &of[n].box) == 0 {
+				n++
+			}
+			if n == 1 { // otherwise all holders write it, see plan.EveryHolder
+				once = append(once, of[0])
+			}
+			of = of[n:]
+		}
+		out[name] = once
+	}
 	return out
 }
 
-// eachShared calls fn for each item of a local plan that another rank writes. item is its position.
-func eachShared(items map[string][]shared, rank int, local *plan.SavePlan, fn func(item int, h *shared)) {
-	for i := range local.Items {
-		it := &local.Items[i]
-		if it.Kind == plan.KindBytes {
-			continue
-		}
-		of := items[it.FQN()]
+// compareBoxes orders boxes of a tensor.
+func compareBoxes(a, b *tensor.Box) int {
+	return cmp.Or(slices.Compare(a.Offsets, b.Offsets), slices.Compare(a.Sizes, b.Sizes))
+}
+
+// find finds the items of all local plans that another rank writes.
+func (c *choice) find(items map[string][]shared) {
+	for _, of := range items {
 		for k := range of {
-			if of[k].rank != rank && of[k].box.Equal(it.Box) {
-				fn(i, &of[k])
+			c.items = append(c.items, &of[k])
+		}
+	}
+	number := make(map[*shared]int32, len(c.items))
+	for n, h := range c.items {
+		number[h] = int32(n)
+	}
+
+	type named struct {
+		name string
+		of   []shared
+	}
+	var before []named // by position: plans of ranks have the same names in most cases
+	c.found = make([][]int32, len(c.local))
+	for rank, p := range c.local {
+		c.found[rank] = make([]int32, len(p.Items))
+		for i := range p.Items {
+			it := &p.Items[i]
+			c.found[rank][i] = -1
+			if len(before) == i {
+				before = append(before, named{})
+			}
+			if name := it.FQN(); before[i].name != name {
+				before[i] = named{name, items[name]}
+			}
+			of := before[i].of
+			if it.Kind == plan.KindBytes || len(of) == 0 {
+				continue
+			}
+			k, ok := slices.BinarySearchFunc(of, &it.Box, func(h shared, box *tensor.Box) int { return compareBoxes(&h.box, box) })
+			if ok && of[k].rank != rank {
+				c.found[rank][i] = number[&of[k]]
 			}
 		}
 	}
 }
 
-// coverage has for each writing rank the bytes of its files that other ranks hold.
-type coverage []map[int]int64
+// each calls fn for each item of a rank's local plan that another rank writes. item is its position.
+func (c *choice) each(rank int, fn func(item int, h *shared)) {
+	for i, n := range c.found[rank] {
+		if n >= 0 {
+			fn(i, c.items[n])
+		}
+	}
+}
 
-// cover counts what the ranks hold of files of other ranks. may reports whether a host may keep copies for another one.
-func (j *Job) cover(items map[string][]shared, local []*plan.SavePlan, may func(of, by string) bool) coverage {
-	host := j.hostOfRanks()
-	out := make(coverage, len(local))
-	for rank, p := range local {
-		eachShared(items, rank, p, func(_ int, h *shared) {
-			if !may(host[h.rank], host[rank]) {
+// choice chooses the hosts and the ranks that copy files from what they hold. Hosts are positions in job.Hosts.
+type choice struct {
+	job      *Job
+	local    []*plan.SavePlan
+	items    []*shared
+	found    [][]int32 // by rank: the positions in items of the items of its local plan, or -1
+	total    []int64   // bytes that each rank writes
+	host     []int     // of each rank
+	partners [][]int   // of each host
+	chosen   [][]int   // by host: the ones that copy its files from what they hold
+	keeps    []int     // by host: how many have chosen it
+	held     [][]holding
+}
+
+// holding is how many bytes of the files of another rank a rank holds.
+type holding struct {
+	rank  int
+	bytes int64
+}
+
+// holder is a host that holds bytes that another one writes.
+type holder struct {
+	host  int
+	bytes int64
+}
+
+// cover counts what the ranks hold of the files of each rank. may reports whether a host may keep copies for another one.
+func (c *choice) cover(may func(of, by int) bool) {
+	c.held = make([][]holding, len(c.local))
+	bytes := make([]int64, len(c.local))
+	var some []int // ranks with bytes
+	for rank := range c.local {
+		c.each(rank, func(_ int, h *shared) {
+			if !may(c.host[h.rank], c.host[rank]) {
 				return
 			}
-			if out[h.rank] == nil {
-				out[h.rank] = map[int]int64{}
+			if bytes[h.rank] == 0 {
+				some = append(some, h.rank)
 			}
-			out[h.rank][rank] += h.bytes
+			bytes[h.rank] += h.bytes
 		})
+		for _, r := range some {
+			c.held[r] = append(c.held[r], holding{rank, bytes[r]})
+			bytes[r] = 0
+		}
+		some = some[:0]
+	}
+}
+
+// holds returns how many bytes of the files of a rank another one holds.
+func (c *choice) holds(of, by int) int64 {
+	i, ok := slices.BinarySearchFunc(c.held[of], by, func(h holding, rank int) int { return cmp.Compare(h.rank, rank) })
+	if !ok {
+		return 0
+	}
+	return c.held[of][i].bytes
+}
+
+// covering returns the hosts that hold at least half of the bytes that a host's ranks write, the ones that hold
+// most first.
+func (c *choice) covering(host int) []holder {
+	var most int64
+	has := map[int]int64{}
+	for _, r := range c.job.ranks[c.job.Hosts[host].ID] {
+		most += c.total[r]
+		best := map[int]int64{}
+		for _, h := range c.held[r] {
+			best[c.host[h.rank]] = max(best[c.host[h.rank]], h.bytes)
+		}
+		for by, n := range best {
+			has[by] += n
+		}
+	}
+	var out []holder
+	for by, n := range has {
+		if 2*n >= most {
+			out = append(out, holder{by, n})
+		}
+	}
+	slices.SortFunc(out, func(a, b holder) int { return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.host, b.host)) })
+	return out
+}
+
+// choose notes that a host copies the files of another one, unless there are enough such hosts, or it does so for as many
+// hosts as it is a partner of: then it may have no room for more.
+func (c *choice) choose(of, by int) {
+	if c.lacks(of) && c.keeps[by] < len(c.partners[by]) && !slices.Contains(c.chosen[of], by) {
+		c.chosen[of] = append(c.chosen[of], by)
+		c.keeps[by]++
+	}
+}
+
+// lacks reports whether not all copies of a host's files are made from what other hosts hold.
+func (c *choice) lacks(host int) bool { return len(c.chosen[host]) < len(c.partners[host]) }
+
+// chooseReplicas returns for each rank the ranks that copy its files from what they hold, and for each rank
+// what it copies.
+func (j *Job) chooseReplicas(local, final []*plan.SavePlan, copies int) (keepers map[int][]int, out []Replica) {
+	out = make([]Replica, len(final))
+	items := sharedItems(final)
+	if len(items) == 0 || len(j.Hosts) == 1 {
+		return nil, out
+	}
+	c := &choice{job: j, local: local, total: make([]int64, len(final)), host: make([]int, len(final))}
+	c.find(items)
+	for r, p := range final {
+		c.total[r] = p.NumBytes()
+	}
+	n := len(j.Hosts)
+	c.partners, c.chosen, c.keeps = make([][]int, n), make([][]int, n), make([]int, n)
+	partners, at := Partners(j.Hosts, copies), map[string]int{}
+	for i, h := range j.Hosts {
+		at[h.ID] = i
+		for _, r := range j.ranks[h.ID] {
+			c.host[r] = i
+		}
+	}
+	for i, h := range j.Hosts {
+		for _, id := range partners[h.ID] {
+			c.partners[i] = append(c.partners[i], at[id])
+		}
+	}
+
+	c.cover(func(of, by int) bool { return slices.Contains(c.partners[of], by) })
+	lacking := false
+	for i := range j.Hosts {
+		for _, h := range c.covering(i) {
+			c.choose(i, h.host)
+		}
+		lacking = lacking || c.lacks(i)
+	}
+	if lacking {
+		c.chooseOthers(copies)
+	}
+
+	ranks := c.chooseRanks()
+	for rank := range local {
+		of := map[int]bool{}
+		c.each(rank, func(item int, h *shared) {
+			if slices.Contains(ranks[h.rank], rank) {
+				of[h.rank] = true
+				out[rank].Items = append(out[rank].Items, item)
+			}
+		})
+		out[rank].Of = slices.Sorted(maps.Keys(of))
+	}
+	keepers = map[int][]int{}
+	for r, k := range ranks {
+		if len(k) > 0 {
+			keepers[r] = k
+		}
+	}
+	return keepers, out
+}
+
+// chooseOthers chooses hosts for those whose partners do not hold what they write. Hosts that hold the same keep copies
+// for each other in groups, as partners do.
+func (c *choice) chooseOthers(copies int) {
+	hosts := c.job.Hosts
+	lacking := make([]bool, len(hosts))
+	for i := range hosts {
+		lacking[i] = c.lacks(i)
+	}
+	apart := apart(hosts)
+	c.cover(func(of, by int) bool { return slices.Contains(c.chosen[of], by) || lacking[of] && apart(of, by) })
+	by, covers := make([][]holder, len(hosts)), make([]map[int]bool, len(hosts))
+	for i := range hosts {
+		if !lacking[i] {
+			continue
+		}
+		by[i], covers[i] = c.covering(i), map[int]bool{}
+		for _, h := range by[i] {
+			covers[i][h.host] = true
+		}
+	}
+
+	grouped := make([]bool, len(hosts))
+	for i := range hosts {
+		if grouped[i] || !lacking[i] {
+			continue
+		}
+		grouped[i] = true
+		group := []int{i}
+		for k := 0; k < len(group); k++ {
+			for _, h := range by[group[k]] {
+				if !grouped[h.host] && covers[h.host][group[k]] {
+					grouped[h.host] = true
+					group = append(group, h.host)
+				}
+			}
+		}
+		at := map[string]int{}
+		var some []ram.Host
+		for _, g := range group {
+			at[hosts[g].ID] = g
+			some = append(some, hosts[g])
+		}
+		partners := Partners(some, copies)
+		for _, g := range group {
+			for _, id := range partners[hosts[g].ID] {
+				if covers[g][at[id]] {
+					c.choose(g, at[id])
+				}
+			}
+		}
+	}
+
+	for i := range hosts {
+		slices.SortStableFunc(by[i], func(a, b holder) int { return cmp.Compare(c.keeps[a.host], c.keeps[b.host]) })
+		for _, far := range []bool{true, false} { // hosts in domains that have no copy come first
+			for _, h := range by[i] {
+				if !far || !slices.ContainsFunc(c.chosen[i], func(k int) bool { return !apart(k, h.host) }) {
+					c.choose(i, h.host)
+				}
+			}
+		}
+	}
+}
+
+// apart returns a function that reports whether two hosts are not lost together.
+func apart(hosts []ram.Host) func(a, b int) bool {
+	domains := make([]string, len(hosts))
+	several := false
+	for i, h := range hosts {
+		domains[i] = domainOf(&h)
+		several = several || domains[i] != domains[0]
+	}
+	return func(a, b int) bool { return a != b && (!several || domains[a] != domains[b]) }
+}
+
+// domainOf returns the fault domain of a host.
+func domainOf(h *ram.Host) string { return cmp.Or(h.Domain, "host "+h.ID) }
+
+// chooseRanks returns for each rank the ranks that copy its files, one on each of the chosen hosts: the one that
+// holds most of them, and of several such ranks the one that copies least so far.
+func (c *choice) chooseRanks() [][]int {
+	out, load := make([][]int, len(c.total)), make([]int64, len(c.total))
+	for r := range c.total {
+		for _, by := range c.chosen[c.host[r]] {
+			best := slices.MinFunc(c.job.ranks[c.job.Hosts[by].ID], func(a, b int) int {
+				return cmp.Or(cmp.Compare(c.holds(r, b), c.holds(r, a)), cmp.Compare(load[a], load[b]), cmp.Compare(a, b))
+			})
+			if n := c.holds(r, best); n > 0 && 2*n >= c.total[r] {
+				out[r] = append(out[r], best)
+				load[best] += n
+			}
+		}
 	}
 	return out
 }
@@ -101,140 +386,51 @@ func (j *Job) hostOfRanks() map[int]string {
 	return out
 }
 
-// chooseReplicas returns for each rank the ranks that copy its files from what they hold, and for each rank
-// what it copies.
-func (j *Job) chooseReplicas(local, final []*plan.SavePlan, copies int) (keepers map[int][]int, out []Replica) {
-	items := sharedItems(final)
-	out = make([]Replica, len(final))
-	if len(items) == 0 || len(j.Hosts) == 1 {
-		return nil, out
-	}
-	total := make([]int64, len(final))
-	for r, p := range final {
-		total[r] = p.NumBytes()
-	}
-
-	partners := Partners(j.Hosts, copies)
-	c := j.cover(items, local, func(of, by string) bool { return slices.Contains(partners[of], by) })
-	chosen, lacking := map[string][]string{}, map[string]bool{}
-	for _, h := range j.Hosts {
-		chosen[h.ID] = j.covering(c, total, h.ID, partners[h.ID])
-		lacking[h.ID] = len(chosen[h.ID]) < len(partners[h.ID])
-	}
-	if slices.Contains(slices.Collect(maps.Values(lacking)), true) {
-		apart := j.apart()
-		c = j.cover(items, local, func(of, by string) bool {
-			return slices.Contains(chosen[of], by) || lacking[of] && apart(of, by)
-		})
-		for id := range lacking {
-			others := slices.DeleteFunc(j.covering(c, total, id, j.hostIDs()), func(by string) bool { return slices.Contains(chosen[id], by) })
-			n := min(len(others), len(partners[id])-len(chosen[id]))
-			chosen[id] = append(chosen[id], others[:n]...)
-		}
-	}
-
-	keepers = j.chooseRanks(c, total, chosen)
-	for rank, p := range local {
-		of := map[int]bool{}
-		eachShared(items, rank, p, func(item int, h *shared) {
-			if slices.Contains(keepers[h.rank], rank) {
-				of[h.rank] = true
-				out[rank].Items = append(out[rank].Items, item)
-			}
-		})
-		out[rank].Of = slices.Sorted(maps.Keys(of))
-		out[rank].Items = slices.Compact(out[rank].Items)
-	}
-	return keepers, out
-}
-
-// hostIDs returns the ids of the hosts of the job, in order.
-func (j *Job) hostIDs() []string {
-	var out []string
-	for _, h := range j.Hosts {
-		out = append(out, h.ID)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// apart returns a function that reports whether two hosts are not lost together.
-func (j *Job) apart() func(a, b string) bool {
-	domains := map[string]string{}
-	several := map[string]bool{}
-	for _, h := range j.Hosts {
-		domains[h.ID] = domainOf(&h)
-		several[domainOf(&h)] = true
-	}
-	return func(a, b string) bool { return a != b && (domains[a] != domains[b] || len(several) == 1) }
-}
-
-// domainOf returns the fault domain of a host.
-func domainOf(h *ram.Host) string { return cmp.Or(h.Domain, "host "+h.ID) }
-
-// covering returns the hosts that hold at least half of the bytes that a host's ranks write, the ones that hold
-// most first.
-func (j *Job) covering(c coverage, total []int64, host string, hosts []string) []string {
-	var most int64
-	for _, r := range j.ranks[host] {
-		most += total[r]
-	}
-	has := map[string]int64{}
-	for _, id := range hosts {
-		for _, r := range j.ranks[host] {
-			var best int64
-			for _, by := range j.ranks[id] {
-				best = max(best, c[r][by])
-			}
-			has[id] += best
-		}
-	}
-	out := slices.DeleteFunc(slices.Clone(hosts), func(id string) bool { return has[id] == 0 || 2*has[id] < most })
-	slices.SortStableFunc(out, func(a, b string) int { return cmp.Compare(has[b], has[a]) })
-	return out
-}
-
-// chooseRanks returns for each rank the ranks that copy its files, one on each of the chosen hosts: the one that
-// holds most of them, and of several such ranks the one that copies least so far.
-func (j *Job) chooseRanks(c coverage, total []int64, chosen map[string][]string) map[int][]int {
-	out, load := map[int][]int{}, map[int]int64{}
-	host := j.hostOfRanks()
-	for r := range total {
-		for _, id := range chosen[host[r]] {
-			best := slices.MinFunc(j.ranks[id], func(a, b int) int {
-				return cmp.Or(cmp.Compare(c[r][b], c[r][a]), cmp.Compare(load[a], load[b]), cmp.Compare(a, b))
-			})
-			if n := c[r][best]; n > 0 && 2*n >= total[r] {
-				out[r] = append(out[r], best)
-				load[best] += n
-			}
-		}
-	}
-	return out
-}
-
 // placement says which hosts keep the copies of the files of each rank.
 type placement struct {
-	host     map[int]string // of each rank
+	host     map[int]string    // of each rank
+	domain   map[string]string // of each host
 	partners map[string][]string
 	keepers  map[int][]int
 }
 
 // place returns where copies go. keepers are the ranks that copy files of a rank from what they hold.
 func (j *Job) place(copies int, keepers map[int][]int) *placement {
-	return &placement{j.hostOfRanks(), Partners(j.Hosts, copies), keepers}
+	p := &placement{j.hostOfRanks(), map[string]string{}, Partners(j.Hosts, copies), keepers}
+	for _, h := range j.Hosts {
+		p.domain[h.ID] = domainOf(&h)
+	}
+	return p
 }
 
-// of returns the hosts that keep copies of the files of a rank: its keepers' hosts, then the partners of its host.
+// of returns the hosts that keep copies of the files of a rank: its keepers' hosts, then the partners of its host, the
+// ones in other domains first.
 func (p *placement) of(rank int) []string {
 	partners := p.partners[p.host[rank]]
 	var out []string
 	for _, k := range p.keepers[rank] {
 		out = append(out, p.host[k])
 	}
-	for _, id := range partners {
-		if len(out) < len(partners) && !slices.Contains(out, id) {
-			out = append(out, id)
+	for _, far := range []bool{true, false} {
+		for _, id := range partners {
+			near := slices.ContainsFunc(out, func(o string) bool { return p.domain[o] == p.domain[id] })
+			if len(out) < len(partners) && !slices.Contains(out, id) && !(far && near) {
+				out = append(out, id)
+			}
+		}
+	}
+	return out
+}
+
+// byHost returns for each host the hosts that keep copies of files of its ranks.
+func (p *placement) byHost() map[string]map[string]bool {
+	out := map[string]map[string]bool{}
+	for rank, host := range p.host {
+		if out[host] == nil {
+			out[host] = map[string]bool{}
+		}
+		for _, id := range p.of(rank) {
+			out[host][id] = true
 		}
 	}
 	return out

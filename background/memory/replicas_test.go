@@ -86,7 +86,7 @@ func TestReplicas(t *testing.T) {
 			[][]plan.WriteItem{shardOf(0, 2, four...), shardOf(1, 2, four...), shardOf(0, 2, four...), shardOf(1, 2, four...)}, 1,
 			"map[0:[2] 1:[3] 2:[0] 3:[1]]"},
 		{"two copies", racks("", "", ""), 1, [][]plan.WriteItem{whole(9, "a", "b", "c"), whole(9, "a", "b", "c"), whole(9, "a", "b", "c")}, 2,
-			"map[0:[1 2] 1:[2 0] 2:[0 1]]"},
+			"map[0:[1 2] 1:[0 2] 2:[0 1]]"},
 		{"contents may differ", racks("", ""), 1, [][]plan.WriteItem{mayDiffer(whole(9, four...)), mayDiffer(whole(9, four...))}, 1, "map[]"},
 		{"most of a rank is its own", racks("", ""), 1, [][]plan.WriteItem{append(whole(9, four...), whole(999, "own")...), whole(9, four...)}, 1,
 			"map[1:[0]]"},
@@ -176,6 +176,52 @@ func TestNeedsWithReplicas(t *testing.T) {
 	for host, of := range map[string]int64{"a": 400, "b": 800, "c": 100, "d": 200} {
 		if want := of + of/stateOverhead + rankOverhead; foreign[host] != want {
 			t.Errorf("the host %s needs %d bytes for copies; want %d", host, foreign[host], want)
+		}
+	}
+	if kept := j.place(1, j.keepers).byHost(); fmt.Sprint(kept) != "map[a:map[c:true] b:map[d:true] c:map[a:true] d:map[b:true]]" {
+		t.Errorf("the hosts keep copies as %v says", kept)
+	}
+}
+
+// If all hosts have the same work, none keeps more copies than without replicas, so that its memory is enough.
+func TestReplicasAreSpread(t *testing.T) {
+	var hosts []string
+	var items [][]plan.WriteItem
+	for r := range int64(12) {
+		hosts = append(hosts, "")
+		items = append(items, shardOf(r%2, 2, "a", "b", "c", "d", "e", "f")) // other shards than the partner
+	}
+	j := jobOf(hostsOf(hosts...), 1)
+	local, final := plansOf(t, items...)
+	for _, copies := range []int{1, 2} {
+		j.Replicas(local, final, copies)
+		if len(j.keepers) != len(items) {
+			t.Errorf("%d copies: the keepers are %v; want some for each rank", copies, j.keepers)
+		}
+		of := map[int]int{}
+		for r, by := range j.keepers {
+			if len(by) != copies && copies == 1 {
+				t.Errorf("%d copies: rank %d has the keepers %v", copies, r, by)
+			}
+			for _, k := range by {
+				of[k]++
+			}
+		}
+		for k, n := range of {
+			if n > copies {
+				t.Errorf("%d copies: rank %d copies the files of %d ranks: %v", copies, k, n, j.keepers)
+			}
+		}
+	}
+}
+
+// If only some copies are made from what other hosts hold, the others are in other domains as far as possible.
+func TestReplicasInDomains(t *testing.T) {
+	j := jobOf(hostsOf("r1", "r2", "r3", "r3", "r1", "r2"), 1)
+	for _, keeper := range []int{1, 2, 3, 5} { // not in r1
+		at := j.place(2, map[int][]int{0: {keeper}})
+		if to := at.of(0); len(to) != 2 || at.domain[to[0]] == at.domain[to[1]] {
+			t.Errorf("the copies are on %v; want hosts in different racks", to)
 		}
 	}
 }

@@ -18,7 +18,9 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/hf"
 	"github.com/cairn-ckpt/cairn/storage/native"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
 // The state of the data-parallel ranks below: tensors that all ranks hold, in a unit each.
@@ -60,6 +62,30 @@ func dataParallel(fits bool) (s *savePlanner, arena []byte, released func() []in
 	}, s.stage(st)
 }
 
+// saveReplicas saves the state of a planner to the run in memory, as a Runner does, without the copies.
+func (r *memoryRank) saveReplicas(s *savePlanner, format storage.Format) (*running, *protocol.SaveReport, error) {
+	at, err := blob.NewSub(r.store, run.FolderName(1))
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := format.NewWriter(at, storage.WriteOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	step := int64(1)
+	job := &running{Task: Task{
+		Job: protocol.RankSave{
+			Group: r.g, Planner: s, Writer: w, Cache: new(plan.Cache),
+			Storage:  meta.Storage{SaveID: "save-1", Step: &step, Time: time.Unix(1e9, 0).UTC(), WorldSize: r.g.Size()},
+			Recorder: protocol.NewRecorder(r.ctx, protocol.OpSave, r.g.Rank(), nil, new(protocol.Observer)),
+		},
+		Copies: &Copies{Job: r.j, Group: r.g, Folder: run.FolderName(1)},
+	}}
+	s.copyFor(job.Copies)
+	report, err := protocol.Save(r.ctx, job.Job)
+	return job, report, err
+}
+
 // Data-parallel ranks copy the files of other hosts from what they have staged. If that has gone, or has other bytes
 // by then, they receive the files.
 func TestCopiesFromReplicas(t *testing.T) {
@@ -87,25 +113,7 @@ func TestCopiesFromReplicas(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				at, err := blob.NewSub(r.store, run.FolderName(1))
-				if err != nil {
-					return err
-				}
-				w, err := native.Format{}.NewWriter(at, storage.WriteOptions{})
-				if err != nil {
-					return err
-				}
-				step := int64(1)
-				job := &running{Task: Task{
-					Job: protocol.RankSave{
-						Group: r.g, Planner: s, Writer: w, Cache: new(plan.Cache),
-						Storage:  meta.Storage{SaveID: "save-1", Step: &step, Time: time.Unix(1e9, 0).UTC(), WorldSize: 2},
-						Recorder: protocol.NewRecorder(r.ctx, protocol.OpSave, r.g.Rank(), nil, new(protocol.Observer)),
-					},
-					Copies: &Copies{Job: r.j, Group: r.g, Folder: run.FolderName(1)},
-				}}
-				s.copyFor(job.Copies)
-				report, err := protocol.Save(r.ctx, job.Job)
+				job, report, err := r.saveReplicas(s, native.Format{})
 				if err != nil {
 					return err
 				}
@@ -143,6 +151,30 @@ func TestCopiesFromReplicas(t *testing.T) {
 					t.Errorf("the hosts have different bytes of %s", filepath.Base(f))
 				}
 			}
+		})
+	}
+}
+
+// Files that do not describe themselves as the files of the native format do are received.
+func TestCopiesOfOtherFormats(t *testing.T) {
+	for _, format := range []storage.Format{hf.Format{}, torchdcp.Format{}} {
+		t.Run(format.Name(), func(t *testing.T) {
+			roots := hostRoots(t, 2)
+			onHosts(t, roots, func(r *memoryRank) error {
+				s, _, _, err := dataParallel(true)
+				if err != nil {
+					return err
+				}
+				job, report, err := r.saveReplicas(s, format)
+				if err != nil {
+					return err
+				}
+				copied, err := job.copy(r.ctx, report, nil)
+				if err == nil && (copied.RankHeld != 0 || copied.RankBytes == 0) {
+					err = fmt.Errorf("%d bytes were copied, %d of them held; want some, and 0", copied.RankBytes, copied.RankHeld)
+				}
+				return err
+			})
 		})
 	}
 }

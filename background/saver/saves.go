@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/commit"
+	"github.com/cairn-ckpt/cairn/storage/native"
 )
 
 // saves are the saves and uploads of a saver process.
@@ -108,7 +109,7 @@ func (x *saving) task() (Task, error) {
 	if t.Copies, err = x.memories.copies(&b.SaveRequest, x.copied); err != nil {
 		return Task{}, err
 	}
-	if c := t.Copies; c != nil {
+	if c := t.Copies; c != nil && b.Format == (native.Format{}).Name() { // files of others do not say where tensors are
 		x.state.copyFor(c)
 	}
 	if t.Job, t.Tiers, err = x.job(&b.SaveRequest); err != nil {

@@ -309,7 +309,8 @@ class Saver:
     def _fail(self, error: CairnError) -> None:
         with self._lock:
             self._ended = self._ended or error
-            waiting = [*self._waiting.values(), *self._order]
+            # The copies of a save end after the save, also with an error.
+            waiting = [self._waiting[s] for s in sorted(self._waiting, key=lambda s: s[0] in _AFTER.values())] + self._order
             self._waiting, self._order = {}, []
         for reply in waiting:
             reply.settle(error=self._ended)

@@ -206,6 +206,16 @@ class Answers(unittest.TestCase):
                     with self.assertRaisesRegex(SaverError, "conversation"):
                         r.result(0)
 
+    def test_the_copies_of_a_save_fail_after_it(self):
+        s = Saver()
+        self.addCleanup(s.close)
+        copies, reply, causes = s.expect_copies(1), Reply(), []
+        copies.then(lambda: causes.append(reply.error))
+        s.begin(("generation", 1), reply, "save", items=7)  # no save is described like this
+        with self.assertRaises(cairn.CairnError) as e:
+            copies.result(LIMIT)
+        self.assertEqual(causes, [e.exception])
+
     def test_a_function_that_fails_does_not_keep_the_others(self):
         reply, called = Reply(), []
         reply.then(lambda: 1 / 0)

@@ -171,14 +171,17 @@ def begin(request: SaveRequest, make: Callable[[Job], State], *, alone: bool = F
     staging = Staging(j, saver, state, reply, upload, handle.staged)
     if request.upload is not None and upload is not None:
         _note(upload, request.place(request.upload), request.save_id)
-    (copies or reply).then(staging.end)  # savers may copy from the staged state, too
+    # Savers may copy from the staged state, too. A state of a Stager is the caller's, who may save it again.
+    lent = any(unit.at is not None for unit in state.units)
+    (reply if copies is None or lent else copies).then(staging.end)
+    reply.then(staging.let_go)
     if "run" not in message:
         _note(reply, request.place(request.store), request.save_id)
     _handle.connect(handle, staging.hear)
     try:
         staging.begun = events(state.units)
         saver.begin(("generation", reply.number), reply, "save", {"items": state.message()}, **message,
-                    absent=state.absent, fits=staging.reserve())
+                    absent=state.absent, fits=staging.reserve() and not (copies and lent))
         if overlap:
             # The interpreter waits for it at its end: a save that is not staged would be lost.
             threading.Thread(target=staging.run, name="cairn-stage", daemon=False).start()

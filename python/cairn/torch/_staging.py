@@ -41,6 +41,7 @@ class Staging:
         self.fetching = threading.Lock()  # held while a fetch reads a tensor
         self.complete = False  # the caller may change the state
         self.running = False  # the shared memory is being written
+        self.saved = False  # the save needs the tensors no more; its copies may need the shared memory
         self.ended = False  # the save is over
         self.error: BaseException | None = None  # of run
 
@@ -154,7 +155,9 @@ class Staging:
         """Notes that the shared memory is not being written any more."""
         with self.lock:
             self.running = False
-            ended = self.ended
+            saved, ended = self.saved, self.ended
+        if saved:
+            self.let_go()
         if ended:
             self.end()
 
@@ -214,6 +217,14 @@ class Staging:
             self.saver.send("fetched", fetch=body["fetch"])
         except Exception as e:
             self.saver.send("fetched", fetch=body["fetch"], error={"text": str(e) or repr(e)})
+
+    def let_go(self) -> None:
+        """Gives up the tensors of the state, which may be large: the save is over, but not its copies."""
+        with self.lock:
+            self.saved = True
+            if not self.running:
+                for unit in self.state.units:
+                    unit.memory = []
 
     def end(self) -> None:
         """The save is over: its memory is free, or will be when nothing writes to it any more."""

@@ -1,7 +1,10 @@
 """Checkpoints in the memory of hosts. Each rank is a host of its own here: CAIRN_MEMORY names its folder."""
 
+import gc
 import os
 import shutil
+import time
+import weakref
 
 import torch
 
@@ -80,6 +83,40 @@ def save_replicas(rank, folder, meet, ranks, groups, steps):
         assert copied.bytes > 1 << 20, copied
         assert copied.rank_bytes > copied.bytes // ranks // 2, copied
         assert 0 < copied.rank_bytes - copied.rank_held_bytes < 20_000, copied
+
+
+def save_staged(rank, folder, meet, ranks):
+    """Saves a state that a Stager has staged to memory, and then to a folder, while its copies are being made."""
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    state = {f"w{i}": noise((1 << 19,), "int32", seed=i) for i in range(4)}
+    state[f"own{rank}"] = noise((1 << 18,), "int32", seed=rank)  # all others but one hold the rest
+    staged = cairn.torch.Stager().stage(state)
+    first = cairn.torch.async_save(staged, "memory:staged", step=1, copy_rate=1 << 20)
+    first.result()
+    second = cairn.torch.async_save(staged, os.path.join(folder, "second"), step=1)
+    second.result()
+    first.copied.result()
+    got = {k: torch.zeros_like(v) for k, v in state.items()}
+    for path in (cairn.Run("memory:staged"), os.path.join(folder, "second")):
+        cairn.torch.load(got, path)
+        assert all(torch.equal(got[k], v) for k, v in state.items()), path
+
+
+def save_and_forget(rank, folder, meet, ranks):
+    """The tensors of a state are given up when it is saved, before its copies are complete."""
+    use(folder, rank)
+    join("gloo", meet, rank, ranks)
+    state = {"w": noise((1 << 20,), "int32"), f"own{rank}": noise((1 << 18,), "int32", seed=rank)}
+    held = weakref.ref(state["w"])
+    handle = cairn.torch.async_save(state, "memory:forget", step=1, copy_rate=200 << 10)  # 5 seconds
+    del state
+    handle.result()
+    while held() is not None and not handle.copied.done():
+        gc.collect()
+        time.sleep(0.05)
+    assert held() is None and not handle.copied.done()
+    handle.copied.result()
 
 
 def load_replicas(rank, folder, meet, hosts, groups, step):
@@ -202,6 +239,12 @@ class Memory(Case):
                 self.ranks(len(hosts), load_replicas, hosts, 1, 3)
                 shutil.rmtree(self.folder)
                 os.mkdir(self.folder)
+
+    def test_a_staged_state_is_saved_again_before_its_copies_are_complete(self):
+        self.ranks(2, save_staged, 2)
+
+    def test_tensors_are_given_up_before_the_copies_are_complete(self):
+        self.ranks(2, save_and_forget, 2)
 
     def test_two_copies(self):
         self.ranks(3, save_some, 3, [1], 2)
