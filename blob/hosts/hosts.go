@@ -214,12 +214,54 @@ func (s *Store) fail(op, name string, err error) error {
 	return &blob.Error{Op: op, Store: s.String(), Name: name, Err: err}
 }
 
-// Create implements [blob.Store], in the local store.
+// Create implements [blob.Store], in the local store. If it replaces an object that only another host has, that one
+// stays there, and this host has the new one.
 func (s *Store) Create(ctx context.Context, name string, opts *blob.CreateOptions) (blob.Writer, error) {
 	if err := s.check(); err != nil {
 		return nil, s.fail("create", name, err)
 	}
-	return s.local.Create(ctx, name, opts)
+	if opts == nil {
+		return s.local.Create(ctx, name, nil)
+	}
+	p, version := s.holder(opts.IfVersion)
+	if p == nil {
+		return s.local.Create(ctx, name, opts)
+	}
+
+	o := *opts
+	o.IfVersion, o.IfAbsent = "", true
+	w, err := s.local.Create(ctx, name, &o)
+	if err != nil {
+		return nil, err
+	}
+	return &replacer{w, s, p, name, version}, nil
+}
+
+// replacer writes an object that replaces the object of another host.
+type replacer struct {
+	blob.Writer
+	s             *Store
+	p             *peer
+	name, version string // of the other object
+}
+
+// Commit implements [blob.Writer].
+func (r *replacer) Commit(ctx context.Context) (blob.Info, error) {
+	old, err := r.p.stat(ctx, r.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("it was removed: %w", blob.ErrRemoved)
+	} else if err == nil && old.Version != r.version {
+		err = blob.ErrChanged
+	}
+	if err != nil {
+		return blob.Info{}, r.s.fail("commit", r.name, err)
+	}
+
+	info, err := r.Writer.Commit(ctx)
+	if errors.Is(err, fs.ErrExist) {
+		err = r.s.fail("commit", r.name, blob.ErrChanged)
+	}
+	return info, err
 }
 
 // check returns an error if the store may not be changed.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/blobtest"
+	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
 )
@@ -221,6 +222,37 @@ func TestReplacedObject(t *testing.T) {
 	must.Do(t, b.Remove(ctx, "x"))
 	if err := known.ReadAt(ctx, make([]byte, 3), 0); !errors.Is(err, blob.ErrChanged) || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ReadAt after a removal = %v; want ErrChanged alone: another host may have a copy", err)
+	}
+}
+
+// An object that only another host has is replaced by an object of this host, if it is unchanged.
+func TestReplacedObjectOfAnotherHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(t *testing.T, b *host, local *file.Store) // before the commit
+		err    error
+	}{
+		"unchanged": {func(*testing.T, *host, *file.Store) {}, nil},
+		"replaced":  {func(t *testing.T, b *host, _ *file.Store) { put(t, b.Store, "x", []byte("other")) }, blob.ErrChanged},
+		"removed":   {func(t *testing.T, b *host, _ *file.Store) { must.Do(t, b.Store.Remove(t.Context(), "x")) }, blob.ErrRemoved},
+		"silent":    {func(_ *testing.T, b *host, _ *file.Store) { b.stop() }, ErrUnreachable},
+		"here":      {func(t *testing.T, _ *host, local *file.Store) { put(t, local, "x", []byte("mine")) }, blob.ErrChanged},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, b, local := t.Context(), newHost(t), folder(t)
+			s := join(t, local, Config{}, b.addr)
+			put(t, b.Store, "x", []byte("old"))
+			info := must.Get(s.Stat(ctx, "x"))(t)
+			w := must.Get(s.Create(ctx, "x", &blob.CreateOptions{IfVersion: info.Version}))(t)
+			defer w.Abort()
+			must.Do(t, w.WriteAt(ctx, []byte("new"), 0))
+			c.change(t, b, local)
+			if _, err := w.Commit(ctx); !errors.Is(err, c.err) {
+				t.Fatalf("Commit = %v; want %v", err, c.err)
+			}
+			if got, err := readAll(ctx, local, "x"); c.err == nil && string(got) != "new" {
+				t.Errorf("this host has %q, %v; want the new object", got, err)
+			}
+		})
 	}
 }
 
