@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ type memoryRank struct {
 	g     group.Group
 	j     *memory.Job
 	store blob.Store
+	id    string // of saves, before the step
 }
 
 func onHosts(t *testing.T, roots []ram.Root, fn func(r *memoryRank) error) {
@@ -46,7 +48,7 @@ func onHosts(t *testing.T, roots []ram.Root, fn func(r *memoryRank) error) {
 		defer j.Leave()
 		store, err := j.Open(ctx)
 		if err == nil {
-			err = fn(&memoryRank{t, ctx, g, j, store})
+			err = fn(&memoryRank{t, ctx, g, j, store, ""})
 		}
 		return errors.Join(err, group.Each(ctx, g, "leave", func(context.Context) error { return nil }))
 	}))
@@ -66,7 +68,7 @@ func (r *memoryRank) save(step int64, copies bool) error {
 	job := &running{Task: Task{
 		Job: protocol.RankSave{
 			Group: r.g, Planner: new(plan.DefaultSave), Writer: w, State: plan.State{name: matrix(r.T, tensor.Int32, []int64{400, 1000}, 1)},
-			Storage:  meta.Storage{SaveID: fmt.Sprint("save-", step), Step: &step, Time: time.Unix(1e9+step, 0).UTC(), WorldSize: r.g.Size()},
+			Storage:  meta.Storage{SaveID: fmt.Sprint(cmp.Or(r.id, "save-"), step), Step: &step, Time: time.Unix(1e9+step, 0).UTC(), WorldSize: r.g.Size()},
 			Recorder: protocol.NewRecorder(r.ctx, protocol.OpSave, r.g.Rank(), nil, new(protocol.Observer)),
 		},
 		Copies: &Copies{Job: r.j, Group: r.g, Folder: run.FolderName(step), Copied: func(*memory.Report, error) {}},
@@ -101,6 +103,33 @@ func hostRoots(t *testing.T, n int) (out []ram.Root) {
 	}
 	t.Setenv(ram.Variable, string(out[0]))
 	return out
+}
+
+// A step is saved again if only another host has the record of the checkpoint before, because the host of rank 0 was lost.
+func TestSaveOverACheckpointOfAnotherHost(t *testing.T) {
+	roots := hostRoots(t, 2)
+	onHosts(t, roots, func(r *memoryRank) error {
+		if err := r.save(1, true); err != nil {
+			return err
+		}
+		err := group.Each(r.ctx, r.g, "lose", func(context.Context) error {
+			if r.g.Rank() != 0 {
+				return nil
+			}
+			return os.RemoveAll(filepath.Join(string(roots[0]), "llama", run.FolderName(1)))
+		})
+		if err != nil {
+			return err
+		}
+		r.id = "again-"
+		return r.save(1, true)
+	})
+	for _, root := range roots {
+		record := filepath.Join(string(root), "llama", run.FolderName(1), native.RecordName)
+		if got := must.Get(os.ReadFile(record))(t); !strings.Contains(string(got), "again-1") {
+			t.Errorf("the record in %s is %s", root, got)
+		}
+	}
 }
 
 // If copies fail again and again, the newest checkpoint with copies stays, and the ones after it make room

@@ -310,7 +310,8 @@ class Saver:
         with self._lock:
             self._ended = self._ended or error
             # The copies of a save end after the save, also with an error.
-            waiting = [self._waiting[s] for s in sorted(self._waiting, key=lambda s: s[0] in _AFTER.values())] + self._order
+            ordered = sorted(self._waiting, key=lambda subject: subject[0] in _AFTER.values())
+            waiting = [*(self._waiting[subject] for subject in ordered), *self._order]
             self._waiting, self._order = {}, []
         for reply in waiting:
             reply.settle(error=self._ended)

@@ -175,6 +175,9 @@ func Newest(ctx context.Context, store blob.Store) (string, error) {
 
 	var steps, open []string
 	for _, dir := range dirs {
+		if !fs.ValidPath(dir) {
+			continue // another program has made it
+		}
 		if before, _, ok := strings.Cut(dir, unfinished); ok {
 			if _, ok := stepNumber(before); ok {
 				open = append(open, dir)
