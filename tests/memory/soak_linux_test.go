@@ -155,7 +155,7 @@ type soakTrainer struct {
 	in       io.WriteCloser
 	outcomes chan outcome
 	exited   chan struct{} // closed once it has ended and all of its outcomes are in the channel
-	stderr   *bytes.Buffer
+	stderr   *errorText
 }
 
 // startTrainer starts a trainer on a host.
@@ -163,7 +163,7 @@ func (s *soak) startTrainer(m *machine, rank int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := trainerConfig{Run: s.job.name, Rank: rank, Size: len(s.job.hosts), Epoch: s.epoch, Columns: s.memory().columns, Replicas: s.memory().replicas, Log: s.log}
-	p := &soakTrainer{machine: m, rank: rank, outcomes: make(chan outcome, 64), exited: make(chan struct{}), stderr: new(bytes.Buffer)}
+	p := &soakTrainer{machine: m, rank: rank, outcomes: make(chan outcome, 64), exited: make(chan struct{}), stderr: new(errorText)}
 	p.cmd = exec.Command(must.Get(os.Executable())(s))
 	p.cmd.Env = append(os.Environ(), trainerVariable+"="+string(must.Get(json.Marshal(c))(s)), ram.Variable+"="+string(m.root), "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stderr = p.stderr
@@ -226,6 +226,25 @@ func (s *soak) wait(p *soakTrainer, id int) outcome {
 			return o
 		}
 	}
+}
+
+// errorText is what a process has written to its standard error, which may go on.
+type errorText struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+// Write implements [io.Writer].
+func (e *errorText) Write(p []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.Write(p)
+}
+
+func (e *errorText) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.text.String()
 }
 
 // killTrainers kills the trainers. Their savers go on.
