@@ -159,9 +159,11 @@ func stepNumber(name string) (int64, bool) {
 
 const (
 	// maxSought bounds the number of steps that Newest looks at, and maxSeen the number of
-	// files of each.
-	maxSought = 100
-	maxSeen   = 20_000
+	// files of each. After maxStrangers folders of other programs the run is not one of Orbax: to look at
+	// all checkpoints of a long run would take long.
+	maxSought    = 100
+	maxSeen      = 20_000
+	maxStrangers = 3
 )
 
 // Newest returns the name of the folder of the newest finished step in a run, the folder of a
@@ -198,8 +200,9 @@ func Newest(ctx context.Context, store blob.Store) (string, error) {
 		return 0
 	})
 
+	strangers := 0
 	for i, dir := range steps {
-		if i == maxSought {
+		if i == maxSought || strangers == maxStrangers {
 			break
 		}
 		step, finished, err := lookAt(ctx, store, dir)
@@ -208,6 +211,8 @@ func Newest(ctx context.Context, store blob.Store) (string, error) {
 		}
 		if step {
 			open = append(open, dir)
+		} else {
+			strangers++
 		}
 	}
 	if len(open) > 0 {

@@ -40,6 +40,7 @@ func TestNewest(t *testing.T) {
 		"none is finished":            {[]string{"10.orbax-checkpoint-tmp/_METADATA={}"}, "", storage.ErrIncomplete},
 		"folders of other programs":   {[]string{"10/model.safetensors=", "20/notes.txt="}, "", nil},
 		"a newer one of another kind": {[]string{"5/_METADATA={}", "10/notes.txt="}, "5", nil},
+		"a run of another program":    {[]string{"step-1/_METADATA={}", "step-2/cairn.json={}", "step-3/cairn.json={}", "step-4/cairn.json={}"}, "", nil},
 		"nothing":                     {nil, "", nil},
 	} {
 		s := new(mem.Store)
