@@ -57,8 +57,7 @@ type AsyncOptions struct {
 	// it, or no rank does.
 	LocalBytes int64
 
-	member *run.Member   // set by Run.SaveAsync
-	copies *saver.Copies // the same, of a run in memory
+	copies *saver.Copies // set by Run.SaveAsync of a run in memory
 }
 
 // Busy is the behaviour of SaveAsync while another save is pending.
@@ -156,7 +155,7 @@ func NewStager(opts *StagerOptions) (*Stager, error) {
 // Close waits for the saves and uploads that are under way and releases the memory. If ctx
 // ends first, they are cancelled, and so is a SaveAsync that has not returned. A saver
 // process still completes the staged saves and their uploads. If the saves belong to a
-// Run, Close then waits at most two minutes until the run is in order.
+// Run, Close then waits at most two minutes until the run is in order, and until its exports are over.
 func (s *Stager) Close(ctx context.Context) error {
 	if s.call == nil {
 		return errNoStager
@@ -174,8 +173,10 @@ func (s *Stager) Close(ctx context.Context) error {
 	tended, cancel := context.WithTimeout(s.ctx, run.TendWait)
 	s.runner.WaitTended(tended)
 	cancel()
+	s.runner.Exporter.Wait(s.ctx)
 	s.stop(context.Canceled)
 	s.runner.WaitTended(context.Background())
+	s.runner.Exporter.Wait(context.Background())
 	if s.process != nil {
 		s.process.Disconnect()
 		<-s.process.Ended()
@@ -248,6 +249,7 @@ type Pending struct {
 	// place and remotePlace are where ours notes the save and its upload.
 	place, remotePlace string
 	metrics            run.Metrics
+	exports            []Export
 	member             *run.Member // nil: the checkpoint belongs to no Run
 	format             string
 	move               func(t *saver.Task, folder string) error // Task.Move
@@ -375,7 +377,7 @@ func (s *Stager) save(ctx context.Context, store blob.Store, state State, o *Asy
 
 	p := &Pending{
 		store: store, since: blob.Since(store), staged: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{}),
-		remote: o.Remote, uploaded: make(chan struct{}), copies: o.copies, copied: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, member: o.member,
+		remote: o.Remote, uploaded: make(chan struct{}), copies: o.copies, copied: make(chan struct{}), recorder: job.Recorder, metrics: o.Metrics, exports: o.Exports, member: o.member,
 	}
 	if err := s.begin(ctx, p, &job, state, o); err != nil {
 		job.Recorder.End(0, wrap("save", store, err))
@@ -762,7 +764,7 @@ func (s *Stager) enqueue(p *Pending, job protocol.RankSave) {
 			p.copies.Group, p.copies.Copied = s.uploading, func(report *CopyReport, err error) { s.copiesOver(p, report, err) }
 		}
 		s.runner.Submit(ctx, saver.Task{
-			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Copies: p.copies, Store: p.store, Metrics: p.metrics, Format: p.format, Run: p.member, Move: p.move,
+			Generation: p.number, Job: job, Over: over, Tiers: p.tiers, Copies: p.copies, Store: p.store, Metrics: p.metrics, Exports: p.exports, Format: p.format, Run: p.member, Move: p.move,
 		})
 		return
 	}
@@ -813,7 +815,7 @@ func request(job *protocol.RankSave, p *Pending, o *AsyncOptions) (*saver.SaveMe
 		return nil, err
 	}
 	v := o.describe(p.store, job)
-	v.Store, v.Metrics = address, o.Metrics
+	v.Store, v.Metrics, v.Exports = address, o.Metrics, o.Exports
 	if v.Run, err = o.inRun(); err != nil {
 		return nil, err
 	}
@@ -841,7 +843,11 @@ func (o *AsyncOptions) inRun() (*saver.InRun, error) {
 		return nil, err
 	}
 	remote, err := absolute(s.Remote)
-	return &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember, Loaded: o.member.Loaded}, err
+	in := &saver.InRun{Remote: remote, Keep: string(keep), KeepRemote: string(keepRemote), Refer: o.member.Refer, Remember: o.member.Remember, Loaded: o.member.Loaded}
+	if x := o.member.Exporting; x != nil {
+		in.Export, in.ExportEvery = x.Export, x.Due.String()
+	}
+	return in, err
 }
 
 // absolute returns an address for a saver process, which may have another working directory.

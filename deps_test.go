@@ -69,6 +69,7 @@ var layers = []struct{ name, imports string }{
 	// Forms of the same weights.
 	{"recipe/remap", "tensor"},
 	{"recipe", "internal/alike meta recipe/remap tensor"},
+	{"recipe/megatron", "meta recipe recipe/remap tensor"},
 
 	// Files of others, as data.
 	{"internal/safetensors", "tensor"},
@@ -96,7 +97,8 @@ var layers = []struct{ name, imports string }{
 	{"storage/orbax/flax", "blob"},
 	{"storage/orbax", "blob internal/work meta storage storage/orbax/flax storage/orbax/ocdbt storage/orbax/zarr storage/reading tensor value"},
 	{"storage/hyper", "blob internal/pickle internal/safetensors internal/torchsave internal/work meta plan shard storage storage/dcpfiles storage/commit storage/reading storage/torchfile tensor value"},
-	{"storage/formats", "blob internal/crc32c storage storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/orbax storage/commit storage/reading storage/slime storage/torchdcp storage/torchfile"},
+	{"storage/adapter", "blob meta plan storage tensor"},
+	{"storage/formats", "blob internal/crc32c storage storage/adapter storage/deepspeed storage/delta storage/hf storage/hyper storage/native storage/orbax storage/commit storage/reading storage/slime storage/torchdcp storage/torchfile"},
 
 	// The protocol and the front door.
 	{"background/stage", "internal/extent internal/work meta plan tensor"},
@@ -108,7 +110,7 @@ var layers = []struct{ name, imports string }{
 	{"run/versions", "group plan run storage storage/formats tensor value"},
 	{"background/memory", "blob blob/hosts blob/ram group internal/crc32c plan storage storage/formats storage/native tensor"},
 	{"background/upload", "blob blob/file group plan storage storage/formats storage/commit transfer"},
-	{"background/saver", "background/memory blob/hosts blob/ram run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
+	{"background/saver", "background/memory internal/work blob/hosts blob/ram run run/versions blob blob/file group group/tcp meta plan protocol background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 	{".", "background/memory run run/versions blob blob/ram blob/file group internal/segment internal/work meta plan protocol background/saver background/stage storage storage/delta storage/formats storage/native storage/commit tensor background/upload transfer value"},
 
 	// Tests of the whole, and the code that they share.
@@ -126,11 +128,11 @@ var layers = []struct{ name, imports string }{
 	{"platform/autograd", "platform/collective group internal/extent platform shard tensor"},
 	{"platform/nn", ". blob platform/collective group platform platform/autograd shard tensor"},
 	{"web", "inspect inspect/plot meta run storage value"},
-	{"storage/view", "blob inspect meta plan recipe recipe/remap storage tensor value"},
-	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/view tensor value"},
-	{"cmd/cairn/internal/bench", "background/memory background/saver . blob blob/cache blob/file blob/hosts blob/ram blob/remote internal/crc32c group group/inproc run shard storage storage/native tensor"},
+	{"storage/view", "blob inspect meta plan recipe recipe/megatron recipe/remap storage tensor value"},
+	{"convert", ". blob blob/file group inspect internal/wire internal/work meta plan protocol recipe/remap shard storage storage/adapter storage/view tensor value"},
+	{"cmd/cairn/internal/bench", "internal/work background/memory background/saver . blob blob/cache blob/file blob/hosts blob/ram blob/remote internal/crc32c group group/inproc run shard storage storage/native tensor"},
 	{"cmd/cairn/internal/demo", ". background/memory blob blob/ram run storage storage/native blob/fault group group/inproc inspect meta plan shard tensor"},
-	{"cmd/cairn/internal/cli", "background/memory background/saver . blob blob/ram blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe run storage storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
+	{"cmd/cairn/internal/cli", "background/memory background/saver . blob blob/ram blob/cache blob/doctor blob/file blob/mem convert group group/tcp inspect internal/alike internal/size internal/work cmd/cairn/internal/bench cmd/cairn/internal/demo cmd/cairn/internal/launch meta recipe recipe/megatron run storage storage/adapter storage/formats storage/hf storage/native storage/commit storage/slime storage/torchdcp storage/view tensor transfer value web"},
 
 	// Modules of their own.
 	{"blob/s3", "blob blob/cache blob/remote internal/work"},
@@ -159,7 +161,7 @@ var layers = []struct{ name, imports string }{
 // libraries lists every module that we depend on, with the packages that may
 // import it outside of tests. docs/dependencies.md gives the reasons.
 var libraries = map[string]string{
-	"golang.org/x/sync":                                    "internal/torchsave protocol storage/commit storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
+	"golang.org/x/sync":                                    "internal/torchsave protocol storage/adapter storage/commit storage/reading storage/view convert cmd/cairn/internal/bench inspect cmd/cairn/internal/cli internal/work",
 	"golang.org/x/sys":                                     "blob/file convert cmd/cairn/internal/bench cmd/cairn/internal/cli internal/crc32c background/saver background/stage tests/memory",
 	"golang.org/x/term":                                    "cmd/cairn/internal/cli",
 	"github.com/klauspost/compress":                        "internal/segment storage/orbax storage/orbax/ocdbt storage/slime storage/torchdcp",
@@ -205,7 +207,7 @@ const testSupport = "internal/deep blob/blobtest group/grouptest storage/storage
 // other is a leaf, which only these may import.
 const (
 	anywhere = "golang.org/x/sync golang.org/x/sys github.com/klauspost/compress github.com/zeebo/blake3 github.com/zeebo/xxh3 go.opentelemetry.io/otel go.opentelemetry.io/otel/trace"
-	tops     = "storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
+	tops     = "recipe/megatron storage/view cmd/cairn/internal/cli cmd/cairn platform/nn examples/train"
 )
 
 // forbidden are names that do not describe a package.

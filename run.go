@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cairn-ckpt/cairn/background/memory"
+	"github.com/cairn-ckpt/cairn/background/saver"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
@@ -37,7 +38,13 @@ type (
 	PruneOptions = run.PruneOptions
 	// PruneReport describes the work of Run.Prune.
 	PruneReport = run.Report
+	// Export says what a checkpoint is converted into after its save, and where. ParseExport returns it.
+	Export = run.Export
 )
+
+// ParseExport returns the export of a text such as "hf/llama to s3://bucket/models with /models/Llama-3.1-8B at
+// 200MB/s"; see docs/runs.md. The error wraps ErrOptions.
+func ParseExport(text string) (Export, error) { return run.ParseExport(text) }
 
 // RunOptions describe a Run. Nil means the defaults.
 type RunOptions struct {
@@ -65,6 +72,12 @@ type RunOptions struct {
 	// Toward is an address of rank 0, host:port, by which the ranks find the network of the copies. CAIRN_NET
 	// overrides it. Empty: all ranks are on one host.
 	Toward string
+	// Export converts checkpoints into another form after their saves and uploads, each into a folder of its name
+	// at the address of the export. The program cairn, which must be in PATH, does it in the background, in a process
+	// of its own. Exports that fail are repeated after the next save. The zero Export: there are none.
+	Export Export
+	// ExportEvery chooses the saves that are exported, in the words of Save. The zero Policy: all of them.
+	ExportEvery Policy
 	// Alone makes every checkpoint stand alone. Otherwise, if the run has no remote run and is a
 	// folder or Remember is set, a save in the native format refers to the checkpoint before it,
 	// instead of writing unchanged bytes again, as long as that pays; see SaveOptions.Base.
@@ -98,8 +111,10 @@ type Run struct {
 	chain   run.Chain
 	kept    *delta.Cache // nil: this process does not remember saved bytes
 	due     *run.Due     // nil: there is no RunOptions.Save
-	memory  *Run         // nil: there is no RunOptions.Memory
-	beside  *Run         // the run that has this one in memory, or nil
+	exports *run.Exporting
+	export  saver.Exporter // after Save
+	memory  *Run           // nil: there is no RunOptions.Memory
+	beside  *Run           // the run that has this one in memory, or nil
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 
@@ -147,7 +162,9 @@ func NewRun(address string, opts *RunOptions) (*Run, error) {
 		r.due, dueErr = run.NewDue(o.Save)
 		err = errors.Join(err, dueErr)
 	}
-	if err != nil {
+	exports, exportErr := run.NewExporting(o.Export, o.ExportEvery, r.address, o.Remote)
+	r.exports = exports
+	if err := errors.Join(err, exportErr); err != nil {
 		return nil, &Error{Op: "run", Where: blob.Redact(address), Err: err}
 	}
 
@@ -191,7 +208,7 @@ func (r *Run) settings() run.Settings {
 // the save. All ranks use the step of rank 0. begin, if not nil, is called on rank 0 and may
 // change m.Name.
 func (r *Run) place(ctx context.Context, o *SaveOptions, begin func(_ context.Context, m *run.Member)) (blob.Store, *run.Member, error) {
-	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists}
+	m := &run.Member{Address: r.address, Settings: r.settings(), Line: &r.line, Chain: &r.chain, Exclusive: o.FailIfExists, Exporting: r.exports}
 	r.mu.Lock()
 	m.Loaded, r.loaded = r.loaded, nil
 	r.mu.Unlock()
@@ -255,6 +272,7 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 	}
 
 	r.refer(m, store, &o)
+	o.member = m
 	report, err := Save(ctx, store, state, &o)
 	if err != nil {
 		return nil, err
@@ -271,6 +289,13 @@ func (r *Run) Save(ctx context.Context, state State, opts *SaveOptions) (*SaveRe
 				o.warn(err)
 			}
 		})
+		if r.exports != nil || len(o.Exports) > 0 {
+			r.export.Export(r.ctx, r.address, func(err error) {
+				if err != nil {
+					o.warn(err)
+				}
+			})
+		}
 	}
 	return report, nil
 }
@@ -608,7 +633,7 @@ func (r *Run) Sync(ctx context.Context) ([]transfer.Synced, error) {
 }
 
 // Close waits until the run is in order, for at most two minutes after its saves and
-// uploads, and closes the Stager that the Run has made. If ctx ends first, the rest is
+// uploads, and until its exports are over, and closes the Stager that the Run has made. If ctx ends first, the rest is
 // cancelled: the next save to the run goes on with it.
 func (r *Run) Close(ctx context.Context) error {
 	defer r.chain.Close()
@@ -631,6 +656,9 @@ func (r *Run) Close(ctx context.Context) error {
 	if !r.tender.Wait(tended) {
 		r.stop(context.DeadlineExceeded)
 		r.tender.Wait(context.Background())
+	}
+	if !r.export.Wait(r.ctx) {
+		r.export.Wait(context.Background()) // its process is killed
 	}
 	if r.memory != nil {
 		err = errors.Join(err, r.memory.Close(ctx))

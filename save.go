@@ -40,6 +40,9 @@ type SaveOptions struct {
 	// Policy can keep the best checkpoints by a metric. The metrics of rank 0 count. If they
 	// cannot be noted, the save succeeds, and Observer.Warned receives why.
 	Metrics map[string]float64
+	// Exports are what a checkpoint of a Run is converted into after the save, in the background; see
+	// RunOptions.Export. An export that fails does not make the save fail.
+	Exports []Export
 
 	// Planner decides which rank writes which bytes. Nil: a new plan.DefaultSave.
 	Planner plan.SavePlanner
@@ -89,8 +92,9 @@ type SaveOptions struct {
 	// seconds and rate, and one for the outcome. Nil: no log.
 	Logger *slog.Logger
 
-	line  *meta.Line // the place in the history of a Run
-	ofRun bool       // a Run chooses the folder
+	line   *meta.Line  // the place in the history of a Run
+	ofRun  bool        // a Run chooses the folder
+	member *run.Member // its place there; nil: it belongs to no Run
 }
 
 // RankLocal describes a rank that saves without the other ranks, in a job without a
@@ -187,7 +191,16 @@ func (o *SaveOptions) saveAndNote(ctx context.Context, store blob.Store, job *pr
 	r, err := protocol.Save(ctx, *job)
 	o.noteOurs(store, r, job.Storage.SaveID)
 	if err == nil && first {
-		if err := run.NoteSave(ctx, store, r.SaveID, o.format().Name(), o.Metrics, job.Storage.Line); err != nil {
+		notes := &run.Notes{Metrics: o.Metrics, Line: job.Storage.Line}
+		for _, e := range o.Exports {
+			notes.AskExport(e)
+		}
+		if o.member != nil {
+			if err := o.member.NoteExports(ctx, job.Storage.Step, notes); err != nil {
+				job.Recorder.Warn(err)
+			}
+		}
+		if err := run.NoteSave(ctx, store, r.SaveID, o.format().Name(), notes); err != nil {
 			job.Recorder.Warn(err)
 		}
 	}
@@ -256,6 +269,7 @@ func (o *SaveOptions) writer(store blob.Store, remote string) (storage.Writer, e
 		option{"SaveOptions.FilesPerRank", o.FilesPerRank > storage.MaxFilesPerRank, fmt.Sprintf("is more than %d", storage.MaxFilesPerRank)},
 		option{"SaveOptions.BufferBytes", o.BufferBytes < 0, "is negative"},
 		option{"SaveOptions.Overwrite", o.Overwrite && o.FailIfExists, "contradicts SaveOptions.FailIfExists"},
+		option{"SaveOptions.Exports", len(o.Exports) > 0 && o.member == nil, "needs a Run: its address is that of the checkpoint"},
 	)
 	if err == nil {
 		err = errors.Join(o.RankLocal.check(o), (&run.Notes{Metrics: o.Metrics}).Check())

@@ -23,6 +23,7 @@ import (
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe/remap"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/adapter"
 	"github.com/cairn-ckpt/cairn/storage/view"
 )
 
@@ -141,7 +142,7 @@ func (f *fingerprinter) view(ctx context.Context, v *view.Checkpoint) error {
 	for i := range b.Tensors {
 		t := &b.Tensors[i]
 		f.text(t.Name, t.Same, fmt.Sprint(t.Properties))
-		f.numbers(int64(math.Float64bits(t.Add)), int64(len(t.Parts)))
+		f.numbers(int64(math.Float64bits(t.Add)), int64(math.Float64bits(t.Multiply)), int64(len(t.Parts)))
 		if q := t.Quantized; q != nil {
 			f.text("quantized", fmt.Sprint(q.Blocks, q.Scales))
 		}
@@ -205,12 +206,26 @@ func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 		return nil
 	}
 
-	at, local := whereIs(j.opts.Source)
+	if err := f.files(ctx, j, j.opts.Source, j.src.Files(), here); err != nil {
+		return err
+	}
+	if base, ok := baseOf(j.src); ok {
+		return f.files(ctx, j, base.Store, base.Files(), here)
+	}
+	return nil
+}
+
+// files adds the properties of the files in a store.
+func (f *fingerprinter) files(ctx context.Context, j *Job, from blob.Store, files []storage.File, here bool) error {
+	at, local := whereIs(from)
 	if here {
 		f.text(at)
 	}
 
 	for _, s := range j.seen {
+		if s.store != from {
+			continue
+		}
 		f.numbers(s.size)
 		if !here {
 			continue
@@ -221,12 +236,25 @@ func (f *fingerprinter) source(ctx context.Context, j *Job, here bool) error {
 		}
 	}
 
-	sums, err := samples(ctx, j)
+	sums, err := samples(ctx, from, files, j.opts.Parallel)
 	for _, sum := range sums {
 		f.text(string(sum))
 	}
 
 	return err
+}
+
+// baseOf returns the base of a checkpoint, or of the checkpoint that a view shows, if that is an
+// adapter merged into its base.
+func baseOf(c storage.Checkpoint) (adapter.Side, bool) {
+	for v := viewOf(c); v != nil; v = viewOf(c) {
+		c = v.Source()
+	}
+	a, ok := c.(*adapter.Checkpoint)
+	if !ok {
+		return adapter.Side{}, false
+	}
+	return a.Base(), true
 }
 
 // whereIs returns the location of a store without symbolic links, and whether it is
@@ -257,11 +285,11 @@ func (s *seenFile) inode(at string) []int64 {
 	return inode(path)
 }
 
-// samples returns a digest of some bytes of each of the source's files that have no
-// checksum. If there are more than maxSamples files, it leaves some out.
-func samples(ctx context.Context, j *Job) ([][]byte, error) {
+// samples returns a digest of some bytes of each of the files that have no checksum. If there are
+// more than maxSamples files, it leaves some out.
+func samples(ctx context.Context, from blob.Store, of []storage.File, parallel int) ([][]byte, error) {
 	var files []string
-	for _, f := range j.src.Files() {
+	for _, f := range of {
 		if f.Unsummed {
 			files = append(files, f.Name)
 		}
@@ -274,8 +302,8 @@ func samples(ctx context.Context, j *Job) ([][]byte, error) {
 	each := max(1, min(maxSamples/len(files), fileSamples))
 	step := (len(files) + maxSamples - 1) / maxSamples
 	sums := make([][]byte, len(files))
-	err := work.Each(ctx, (len(files)+step-1)/step, j.opts.Parallel, func(ctx context.Context, i int) (err error) {
-		sums[i*step], err = sample(ctx, j.opts.Source, files[i*step], each)
+	err := work.Each(ctx, (len(files)+step-1)/step, parallel, func(ctx context.Context, i int) (err error) {
+		sums[i*step], err = sample(ctx, from, files[i*step], each)
 		return err
 	})
 	return sums, err
@@ -309,9 +337,10 @@ func sample(ctx context.Context, s blob.Store, name string, blocks int) ([]byte,
 
 // seenFile is a file of the source as it was when the conversion was planned.
 type seenFile struct {
-	name string
-	size int64
-	time time.Time
+	store blob.Store
+	name  string
+	size  int64
+	time  time.Time
 }
 
 // look returns the sizes and times of the source's files, or nil without a store.
@@ -329,7 +358,7 @@ func look(ctx context.Context, s blob.Store, files []storage.File) ([]seenFile, 
 		if err != nil {
 			return nil, err
 		}
-		out[i] = seenFile{f.Name, info.Size, info.ModTime}
+		out[i] = seenFile{s, f.Name, info.Size, info.ModTime}
 	}
 
 	return out, nil

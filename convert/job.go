@@ -166,6 +166,13 @@ func Plan(ctx context.Context, src storage.Checkpoint, opts *Options) (*Job, err
 	if j.seen, err = look(ctx, j.opts.Source, src.Files()); err != nil {
 		return nil, err
 	}
+	if base, ok := baseOf(src); ok && j.opts.Source != nil {
+		under, err := look(ctx, base.Store, base.Files())
+		if err != nil {
+			return nil, err
+		}
+		j.seen = append(j.seen, under...)
+	}
 
 	if err := j.choose(); err != nil {
 		return nil, err
@@ -403,12 +410,12 @@ func (j *Job) storage(rec record, t *Target) meta.Storage {
 // has changed: the reader of a format that overwrites its files would not notice.
 func (j *Job) unchanged(ctx context.Context) error {
 	for _, f := range j.seen {
-		info, err := j.opts.Source.Stat(ctx, f.name)
+		info, err := f.store.Stat(ctx, f.name)
 		if err != nil {
 			return fmt.Errorf("%w: %w", storage.ErrChanged, err)
 		}
 		if info.Size != f.size || !info.ModTime.Equal(f.time) {
-			return fmt.Errorf("%w: %s of %s was written at %v", storage.ErrChanged, f.name, j.opts.Source, info.ModTime)
+			return fmt.Errorf("%w: %s of %s was written at %v", storage.ErrChanged, f.name, f.store, info.ModTime)
 		}
 	}
 	return nil

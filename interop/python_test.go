@@ -112,6 +112,12 @@ func (p *python) sglang(t *testing.T) *python {
 	return p.other(t, "sglang", "/opt/serving/bin/python", []string{"PYTHONPATH=/opt/serving/sglang:/opt/serving/triton"}, "with_sglang")
 }
 
+// megatron returns a worker with Megatron-core, which interop/megatron has installed.
+func (p *python) megatron(t *testing.T) *python {
+	t.Helper()
+	return p.other(t, "megatron", p.name, []string{"PYTHONPATH=/opt/megatron"}, "with_megatron")
+}
+
 // other returns another worker in the same folder. name is its name, interpreter the one
 // that it has in a whole system, env is added to its environment, and it imports modules once.
 func (p *python) other(t *testing.T, name, interpreter string, env []string, modules ...string) *python {

@@ -75,6 +75,14 @@ func (r *rig) sglang() *rig {
 	return &with
 }
 
+// megatron is the rig with a worker that has Megatron-core.
+func (r *rig) megatron() *rig {
+	r.Helper()
+	with := *r
+	with.py = r.py.megatron(r.T)
+	return &with
+}
+
 // python has one process call a function.
 func (r *rig) python(function string, a args, result any) {
 	r.Helper()

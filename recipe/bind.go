@@ -42,6 +42,12 @@ type Tensor struct {
 	Parts []Part
 	// Add is added to each element of the source.
 	Add float64
+	// Multiply is the constant by which each element of the source is multiplied: in float32,
+	// or in float64 if the source or the result is float64. Zero: elements are not multiplied.
+	Multiply float64
+	// Inexact says why elements need not be equal to the elements of the source, such as
+	// "multiplied by 2.828427 in float32 and rounded to bfloat16". Empty: they are equal.
+	Inexact string
 	// Quantized says how the tensor is quantised. Its parts then say where the elements are
 	// before they are quantised, in the shape Quantized.Shape. Nil: it is not.
 	Quantized *Quantized
@@ -83,6 +89,9 @@ type Dropped struct {
 type Check struct {
 	Source, Other string
 	Map           remap.Piece
+	// Rounded means that Map leads from Source to other places in Other, its side To: the
+	// elements of Source, rounded to the type of Other, are equal to the elements of Other.
+	Rounded bool
 	// Rule is the line of the rule in the recipe.
 	Rule int
 }
@@ -268,6 +277,9 @@ func (b *binder) bind() error {
 		return err
 	}
 
+	if err := b.carry(); err != nil {
+		return err
+	}
 	if err := b.keptCopies(); err != nil {
 		return err
 	}
@@ -655,7 +667,7 @@ func (b *binder) instance(r *rule) error {
 
 // value applies a rule to a value that is not a tensor: it can only be renamed.
 func (b *binder) value(r *rule, from, to []held) error {
-	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.add != 0 || r.cast[1-b.src].Valid() || r.quantizes() {
+	if len(from) != 1 || len(to) != 1 || from[0].term.given || to[0].term.given || r.computes() || r.cast[1-b.src].Valid() || r.quantizes() {
 		return fmt.Errorf("%w: %q is not a tensor, so it can only be renamed", ErrIncomplete, from[0].name)
 	}
 	if err := b.make(r, to[0].name); err != nil {

@@ -168,6 +168,11 @@ func TestIncomplete(t *testing.T) {
 		{"padding of many bytes", sides + "[variables]\nk = 1099511627776\n[[rule]]\na = 'x [n]'\nb = 'y [n + zeros(k)]'", shapes{"x": {1}}, nil, nil, recipe.ErrIncomplete, `with "y", whose shape is [1099511627777], what the recipe fills`},
 		{"many copies", sides + "[[rule]]\ntie = true\na = 'x'\nb = ['y', 'y1', 'y2', 'y3', 'y4', 'y5']", shapes{"x": {1 << 30}}, nil, nil, recipe.ErrIncomplete, `with "y5", whose shape is [1073741824], what the recipe fills, pads and copies`},
 		{"pieces that are too fine", sides + "[variables]\nn = 1099511627776\n[[rule]]\na = ['x [n]', 'y [n]']\nb = 'z [n (1 + 1)]'", shapes{"x": {1 << 40}, "y": {1 << 40}}, nil, nil, remap.ErrTooFine, `"z": the pieces are too fine`},
+		{"a stack behind all axes", sides + "[stack]\nb = {i = {when = true, axis = 2}}\n[[rule]]\na = 'x.{i}.w [n]'\nb = 'y.{i}.w [n]'", shapes{"x.0.w": {1}}, nil, nil, recipe.ErrIncomplete, "the rule in line 4: the recipe does not fit the checkpoint: [stack] of {i}: axis 2 is out of range: the stacked tensors of [n] have the axes 0 to 1"},
+		{"a stack behind the remaining dimensions", sides + "[stack]\nb = {i = {when = true, axis = 1}}\n[[rule]]\na = 'x.{i}.w'\nb = 'y.{i}.w'", shapes{"x.0.w": {1}}, nil, nil, recipe.ErrIncomplete, "axis 1 is behind the remaining dimensions of [...]: write its layout"},
+		{"a stack along a negative axis", sides + "[stack]\nb = {i = {when = true, axis = '0 - 1'}}\n[[rule]]\na = 'x.{i}.w [n]'\nb = 'y.{i}.w [n]'", shapes{"x.0.w": {1}}, nil, nil, recipe.ErrVariable, "stack, line 3: {i}: the axis is -1: want a number from 0 to 63"},
+		{"a stack along a text", sides + "[variables]\nk = '\"x\"'\n[stack]\nb = {i = {when = true, axis = 'k'}}\n[[rule]]\na = 'x.{i}.w [n]'\nb = 'y.{i}.w [n]'", shapes{"x.0.w": {1}}, nil, nil, recipe.ErrVariable, `{i}: the axis is "x": want a number`},
+		{"a stack of fewer layers", sides + "[captures]\ni = 3\n[stack]\na = {i = {when = true, axis = 1}}\n[[rule]]\na = 'x.{i}.w [n]'\nb = 'y.{i}.w [n]'", shapes{"x.w": {4, 2}}, nil, nil, recipe.ErrIncomplete, `"x.w" has the shape [4 2], the rule has the layout [n, i]: dimension 1: it has size 2, the rule wants 3 (i with i=3)`},
 		{"copies of which some are stacked", sides + "[stack]\na = {i = true}\nb = {i = true}\n[[rule]]\ntie = true\na = ['x.{i}.w', 'y{i}.w']\nb = 'z.{i}.w'", shapes{"x.w": {2, 2}, "y0.w": {2}, "y1.w": {2}}, nil, nil, recipe.ErrIncomplete, "the rule in line 5: the recipe does not fit the checkpoint: [stack] stacks only some of its tensors"},
 		{"a cast that loses fractions", sides + "[[rule]]\na = 'x'\nb = 'y'\ncast = {b = 'int32'}", shapes{"x": {1}}, nil, nil, tensor.ErrCast, `"x": cast float32 to int32`},
 		{"a slice backwards", sides + "[[rule]]\nreason = 'not used'\na = 'x [n]'\nb = 'y [n + drop(m)]'\n[variables]\nm = 2", shapes{"x": {3}}, nil, nil, recipe.ErrIncomplete, "it drops elements of b (not used), so it works only from b to a"},
@@ -320,7 +325,7 @@ func TestTypes(t *testing.T) {
 		t.Error(b, err)
 	}
 	md.Entries[1].Tensor.DType = tensor.Int64
-	if _, err := bind("add = 1\ncast = {b = 'float16'}\n"); !errors.Is(err, recipe.ErrIncomplete) || !strings.Contains(err.Error(), `"y" is int64: a constant can only be added to floating-point numbers`) {
+	if _, err := bind("add = 1\ncast = {b = 'float16'}\n"); !errors.Is(err, recipe.ErrIncomplete) || !strings.Contains(err.Error(), `"y" is int64: only floating-point numbers can be added to a constant or multiplied by one`) {
 		t.Error(err)
 	}
 }

@@ -149,19 +149,24 @@ func find(from, to, family string) *Recipe {
 // Guess returns the form of a checkpoint of that family with these names: the side of a
 // shipped recipe with rules that match the most names. Empty: no rule matches a name.
 func Guess(names []string, family string) string {
-	best, most := "", 0
+	form, _ := guess(names, family)
+	return form
+}
+
+// guess is Guess, and returns how many names match.
+func guess(names []string, family string) (form string, most int) {
 	for _, r := range Shipped() {
 		if !slices.Contains(r.Families, family) {
 			continue
 		}
-		for side, form := range r.Sides {
+		for side, of := range r.Sides {
 			if n := r.matches(side, names); n > most {
-				best, most = form, n
+				form, most = of, n
 			}
 		}
 	}
 
-	return best
+	return form, most
 }
 
 // Form returns the form of a checkpoint with these names: the side of the recipe with rules
@@ -180,29 +185,50 @@ func (r *Recipe) Form(names []string) string {
 // matches returns how many of the names the rules of a side match, apart from rules that
 // drop names.
 func (r *Recipe) matches(side int, names []string) int {
-	n := 0
-	known := map[string]bool{}
+	known, open := map[string]bool{}, map[string]bool{} // open: with parts that only variables tell
+	add := func(p *pattern) {
+		if s := p.openShape(); strings.Contains(s, "*") {
+			open[s] = true
+		} else {
+			known[s] = true
+		}
+	}
 	for _, rule := range r.rules {
 		if rule.kind == dropRule {
 			continue
 		}
 		for _, t := range rule.sides[side] {
 			for _, p := range t.names {
-				known[p.shape()] = true
+				add(p)
 				for _, s := range r.stacks { // the name of a stacked tensor
 					if q, ok := p.without(s.capture); ok && s.side == side {
-						known[q.shape()] = true
+						add(q)
 					}
 				}
 			}
 		}
 	}
 
+	n := 0
 	for _, name := range names {
-		if known[nameShape(name)] {
+		shape := nameShape(name)
+		if _, ok := known[shape]; !ok {
+			known[shape] = matchesAny(open, shape)
+		}
+		if known[shape] {
 			n++
 		}
 	}
-
 	return n
+}
+
+// matchesAny reports whether a name of that shape matches one of the shapes, in which a star
+// stands for any characters.
+func matchesAny(open map[string]bool, shape string) bool {
+	for text := range open {
+		if (glob{strings.Split(text, "*")}).match(shape) {
+			return true
+		}
+	}
+	return false
 }

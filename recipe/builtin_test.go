@@ -18,6 +18,7 @@ func TestShipped(t *testing.T) {
 		"hf-to-megatron/llama", "megatron-to-hf/qwen2", "megatron-to-hf/qwen3", "megatron-to-hf/qwen3_moe", "hf-to-megatron/mixtral",
 		"hf-to-megatron/phi3", "megatron-to-hf/glm", "hf-to-megatron/glm4_moe", "megatron-to-hf/llama4_text", "hf-to-megatron/qwen2_5_vl", "titan-to-megatron/mistral",
 		"megatron-to-hf/deepseek_v3", "megatron-to-hf/gpt_oss", "megatron-to-hf/gemma2", "hf-to-megatron/gemma3", "titan-to-megatron/llama",
+		"maxtext-to-hf/llama", "maxtext-to-hf/qwen2", "maxtext-to-hf/qwen3", "hf-to-maxtext/qwen3_moe", "maxtext-to-hf/mixtral", "maxtext-to-megatron/llama",
 	} {
 		n, ok := recipe.ParseName(name)
 		if steps, err := recipe.Lookup(n); !ok || err != nil || steps[0].From != n.From {
@@ -34,6 +35,9 @@ func TestGuess(t *testing.T) {
 		{"decoder.layers.3.mlp.linear_fc1.weight", "llama", "megatron"},
 		{"decoder.layers.mlp.linear_fc1.weight", "llama", "megatron"},
 		{"layers.3.feed_forward.w1.weight", "mixtral", ""},
+		{"params.params.decoder.layers.mlp.wi_0.kernel", "llama", "maxtext"},
+		{"base.decoder.layers_3.mlp.wi_0.kernel.value", "qwen3", "maxtext"},
+		{"decoder.layers.3.self_attention.query.kernel.value", "mixtral", "maxtext"},
 		{"something.else", "llama", ""},
 	} {
 		if got := recipe.Guess([]string{c.name}, c.family); got != c.want {

@@ -5,22 +5,26 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
-// stack makes the rules of this binding: if tensors of a side are stacked, the capture
-// becomes a leading axis.
+// stack makes the rules of this binding: variables in names have their values, and if tensors
+// of a side are stacked, the capture becomes an axis.
 func (b *binder) stack() error {
 	type key struct {
 		side    int
 		capture string
 	}
-	on := map[key]bool{}
+	on := map[key]int{} // the axes of captures that are stacked
 	for _, s := range b.r.stacks {
 		ok, err := b.env.condition(s.when)
+		if err == nil && ok {
+			on[key{s.side, s.capture}], err = b.axisOf(s)
+		}
 		if err != nil {
 			return fmt.Errorf("stack, line %d: %w", s.line, b.explain(err))
 		}
-		on[key{s.side, s.capture}] = ok
 	}
 	for _, r := range b.r.rules {
 		c := *r
@@ -28,9 +32,14 @@ func (b *binder) stack() error {
 			c.sides[side] = nil
 			for _, t := range r.sides[side] {
 				u := *t
+				var err error
+				if u.names, err = b.filled(t.names); err != nil {
+					return err
+				}
 				// The first step of the name is the outermost axis.
 				for _, h := range slices.Backward(t.names[0].holes) {
-					if !on[key{side, h.capture}] {
+					axis, stacked := on[key{side, h.capture}]
+					if !stacked {
 						continue
 					}
 					names := slices.Clone(u.names)
@@ -40,8 +49,15 @@ func (b *binder) stack() error {
 						names[i], ok = names[i].without(h.capture)
 						all = all && ok
 					}
-					if all {
-						u.names, u.layout = names, u.layout.with(h.capture)
+					if !all {
+						continue
+					}
+					u.names = names
+					if r.kind == dropRule && axis > 0 {
+						continue // it has no layout
+					}
+					if u.layout, err = u.layout.with(h.capture, axis); err != nil {
+						return fmt.Errorf("the rule in line %d: %w: [stack] of {%s}: %w", r.line, ErrIncomplete, h.capture, err)
 					}
 				}
 				c.sides[side] = append(c.sides[side], &u)
@@ -52,10 +68,13 @@ func (b *binder) stack() error {
 				}
 			}
 			if r.kind == dropRule && len(r.sides[side]) > 0 {
-				c.copyOf = slices.Clone(r.copyOf)
-				for i, p := range r.copyOf {
+				var err error
+				if c.copyOf, err = b.filled(r.copyOf); err != nil {
+					return err
+				}
+				for i, p := range c.copyOf {
 					for _, capture := range p.captures() {
-						if on[key{side, capture}] {
+						if _, stacked := on[key{side, capture}]; stacked {
 							c.copyOf[i], _ = c.copyOf[i].without(capture)
 						}
 					}
@@ -65,6 +84,34 @@ func (b *binder) stack() error {
 		b.rules = append(b.rules, &c)
 	}
 	return nil
+}
+
+// axisOf returns the axis along which tensors are stacked.
+func (b *binder) axisOf(s *stack) (int, error) {
+	if s.axis == nil {
+		return 0, nil
+	}
+	v, err := s.axis.run(b.env)
+	if err != nil {
+		return 0, err
+	}
+	axis, ok := v.(int)
+	if !ok || axis < 0 || axis >= tensor.MaxDims {
+		return 0, variableErrorf("{%s}: the axis is %s: want a number from 0 to %d", s.capture, shown(v), tensor.MaxDims-1)
+	}
+	return axis, nil
+}
+
+// filled returns patterns with the values of variables in their holes.
+func (b *binder) filled(patterns []*pattern) ([]*pattern, error) {
+	out := slices.Clone(patterns)
+	for i, p := range patterns {
+		out[i] = p.filled(b.env)
+		if err := b.spend(len(out[i].text)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // lists returns the texts that captures may be.

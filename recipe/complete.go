@@ -51,7 +51,12 @@ func (b *binder) proveSources() error {
 		pieces[c.Source] = append(pieces[c.Source], c.Map)
 	}
 	if b.env.variable(checkPadding) == false {
-		b.out.Checks = slices.DeleteFunc(b.out.Checks, func(c Check) bool { return c.Other == "" })
+		b.out.Checks = slices.DeleteFunc(b.out.Checks, func(c Check) bool {
+			if c.Other == "" {
+				b.out.Dropped = append(b.out.Dropped, Dropped{fmt.Sprintf("%s %v", c.Source, c.Map.FromBox()), "padding, with any contents (" + checkPadding + "=false)"})
+			}
+			return c.Other == ""
+		})
 	}
 	for name, dropped := range b.dropped {
 		pieces[name] = append(pieces[name], dropped...)

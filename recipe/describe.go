@@ -60,6 +60,13 @@ func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
 	if t.Add != 0 {
 		out = append(out, fmt.Sprintf("add %v", t.Add))
 	}
+	if t.Multiply != 0 {
+		text := fmt.Sprintf("multiply by %v", float32(t.Multiply))
+		if t.Inexact != "" {
+			text += " (lossy)"
+		}
+		out = append(out, text)
+	}
 	if q := t.Quantized; q != nil {
 		out = append(out, fmt.Sprintf("quantize to %v in blocks of %v (lossy)", q.DType, q.Blocks))
 	}
@@ -70,6 +77,24 @@ func (t *Tensor) Operations(shapeOf func(source string) []int64) string {
 		return "same"
 	}
 	return strings.Join(out, ", ")
+}
+
+// Inexact is a tensor of a result with elements that need not be equal to the elements of its
+// sources, and why.
+type Inexact struct {
+	Name   string `json:"name"`
+	Reason string `json:"reason"`
+}
+
+// Inexact returns the tensors of the result that are not exact, in order.
+func (b *Binding) Inexact() []Inexact {
+	out := []Inexact{}
+	for i := range b.Tensors {
+		if t := &b.Tensors[i]; t.Inexact != "" {
+			out = append(out, Inexact{t.Name, t.Inexact})
+		}
+	}
+	return out
 }
 
 // stacked reports whether each source is one index of the first dimension.
@@ -88,7 +113,7 @@ func (t *Tensor) stacked() bool {
 // Arithmetic reports whether elements of t are computed, so that they need not have the bits
 // of the elements that they are made of.
 func (t *Tensor) Arithmetic() bool {
-	return t.Add != 0 || t.Quantized != nil || slices.ContainsFunc(t.Parts, func(p Part) bool { return p.Scales != "" })
+	return t.Add != 0 || t.Multiply != 0 || t.Quantized != nil || slices.ContainsFunc(t.Parts, func(p Part) bool { return p.Scales != "" })
 }
 
 // inOrder reports whether the elements of a part follow each other in the same order in

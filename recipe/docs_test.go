@@ -87,6 +87,7 @@ func TestDocs(t *testing.T) {
 		"Names":             {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"l.{i}.{e}.{p}\"\nmine = \"m.{i}.{e}.{p}\"\n"},
 		"Layouts":           {"sides = [\"hf\", \"mine\"]\n", ""},
 		"Quantised weights": {},
+		"Products":          {},
 		"Keys of rules":     {sides + "[variables]\nlayers = 2\n", "\n[[rule]]\nhf = \"model.layers.{layers + j}.w\"\nmine = \"mtp.{j}.w\"\n"},
 	}
 	stack := [2]string{"sides = [\"hf\", \"megatron\"]\n[variables]\nstacked = true\n", "\n[[rule]]\nhf = \"l.{i}.w\"\nmegatron = \"m.{i}.w\"\n"}

@@ -147,12 +147,12 @@ func TestDropBesideAnyText(t *testing.T) {
 	}
 }
 
-func TestGroupDropped(t *testing.T) {
-	got := recipe.GroupDropped([]recipe.Dropped{
+func TestGroup(t *testing.T) {
+	got := recipe.Group([]recipe.Dropped{
 		{Name: "args", Reason: "a setting"}, {Name: "l.0.x", Reason: "state"}, {Name: "l.1.x", Reason: "state"}, {Name: "l.2.x", Reason: "a setting"}, {Name: "l.5.x", Reason: "state"},
 	})
 	want := []recipe.Dropped{{Name: "args", Reason: "a setting"}, {Name: "l.2.x", Reason: "a setting"}, {Name: "l.{0..1,5}.x (3 names)", Reason: "state"}}
 	if !slices.Equal(got, want) {
-		t.Errorf("GroupDropped = %q; want %q", got, want)
+		t.Errorf("Group = %q; want %q", got, want)
 	}
 }

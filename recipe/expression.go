@@ -25,7 +25,7 @@ const (
 )
 
 // functions are the functions of expressions.
-var functions = []string{"has", "number_of", "ceil_to", "if"}
+var functions = []string{"has", "number_of", "ceil_to", "sqrt", "if"}
 
 // parseExpression reads a formula.
 func parseExpression(text string) (*expression, error) {
@@ -37,6 +37,19 @@ func parseExpression(text string) (*expression, error) {
 		return nil, fmt.Errorf("%.60q: %w", text, err)
 	}
 	return &expression{text: text, root: root, names: names}, nil
+}
+
+// numberOrFormula reads a number of a recipe, or a formula for one.
+func numberOrFormula(v any) (*expression, error) {
+	if text, ok := v.(string); ok {
+		return parseExpression(text)
+	}
+	x, err := number(v)
+	if err != nil {
+		return nil, errors.New("want a number or a formula")
+	}
+	plain, err := smallValue(x)
+	return &expression{text: fmt.Sprint(v), root: &constNode{plain}}, err
 }
 
 // variableErrorf returns an error that wraps ErrVariable, without its text.
@@ -223,6 +236,10 @@ func (e *environment) call(name string, args []any) (any, error) {
 		return ceilTo(a, b)
 	}
 
+	if name == "sqrt" {
+		return squareRoot(args)
+	}
+
 	if len(args) != 1 {
 		return nil, fmt.Errorf("%s: want a pattern of names", name)
 	}
@@ -237,6 +254,20 @@ func (e *environment) call(name string, args []any) (any, error) {
 		return n > 0, err
 	}
 	return n, err
+}
+
+func squareRoot(args []any) (any, error) {
+	if len(args) != 1 {
+		return nil, errors.New("sqrt: want a number")
+	}
+	x, err := number(args[0])
+	if err == nil && x < 0 {
+		err = fmt.Errorf("%v has no square root", args[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sqrt: %w", err)
+	}
+	return plainValue(math.Sqrt(x))
 }
 
 func ceilTo(a, b int) (int, error) {

@@ -382,13 +382,20 @@ func (l *layout) String() string {
 	return "[" + strings.Join(dims, ", ") + "]"
 }
 
-// with returns the layout with a further dimension in front.
-func (l *layout) with(axis string) *layout {
-	out := &layout{dims: slices.Concat([]dim{{before: []string{axis}}}, l.dims), rest: l.rest}
+// with returns the layout with a further dimension, which becomes dimension at.
+func (l *layout) with(axis string, at int) (*layout, error) {
+	if l.rest >= 0 && at > l.rest {
+		return nil, fmt.Errorf("axis %d is behind the remaining dimensions of %s: write its layout", at, l)
+	}
+	if at > len(l.dims) {
+		return nil, fmt.Errorf("axis %d is out of range: the stacked tensors of %s have the axes 0 to %d", at, l, len(l.dims))
+	}
+
+	out := &layout{dims: slices.Insert(slices.Clone(l.dims), at, dim{before: []string{axis}}), rest: l.rest}
 	if l.rest >= 0 {
 		out.rest++
 	}
-	return out
+	return out, nil
 }
 
 // sizes are the sizes of axes, and of the remaining dimensions.

@@ -30,6 +30,9 @@ func (p *recipeParser) checkNames() error {
 		if err := p.defined(s.when, nil); err != nil {
 			return lineError(s.line, "stack: %s: %w", s.capture, err)
 		}
+		if err := p.defined(s.axis, nil); err != nil {
+			return lineError(s.line, "stack: %s: axis: %w", s.capture, err)
+		}
 		if !in.steps[s.side][s.capture] {
 			return lineError(s.line, "stack: no name of %s has {%s} between two dots", p.r.Sides[s.side], s.capture)
 		}
@@ -118,6 +121,15 @@ func (p *recipeParser) checkRuleNames(r *rule, in *namesInRules) error {
 	for _, n := range r.copyOf {
 		if err := p.checkHoles(n, in); err != nil {
 			return lineError(p.line(path+".copy_of"), "copy_of: %w", err)
+		}
+	}
+	for side, x := range r.multiply {
+		var axes []string
+		for _, t := range r.sides[side] {
+			axes = append(axes, t.layout.all()...)
+		}
+		if err := p.defined(x, axes); err != nil {
+			return lineError(p.line(path+".multiply"), "multiply: %w", err)
 		}
 	}
 	if r.when == nil {

@@ -205,25 +205,26 @@ func (g *nameGroup) String() string {
 	return b.String()
 }
 
-// GroupDropped returns one element for all names that differ only in numbers and have the
-// same reason. Its name is such as "layers.{0..31}._extra_state (32 names)".
-func GroupDropped(dropped []Dropped) []Dropped {
+// Group returns one element for all names that differ only in numbers and have the same
+// reason. Its name is such as "layers.{0..31}._extra_state (32 names)".
+func Group[T Dropped | Inexact](list []T) []T {
 	var reasons []string
 	of := map[string][]*meta.Entry{}
-	for _, d := range dropped {
+	for _, x := range list {
+		d := Dropped(x)
 		if of[d.Reason] == nil {
 			reasons = append(reasons, d.Reason)
 		}
 		of[d.Reason] = append(of[d.Reason], &meta.Entry{FQN: d.Name})
 	}
-	var out []Dropped
+	var out []T
 	for _, reason := range reasons {
 		for _, g := range groupNames(of[reason]) {
 			name := g.String()
 			if g.n > 1 {
 				name += " (" + g.count() + ")"
 			}
-			out = append(out, Dropped{Name: name, Reason: reason})
+			out = append(out, T(Dropped{Name: name, Reason: reason}))
 		}
 	}
 	return out

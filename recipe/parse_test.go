@@ -161,6 +161,16 @@ func TestParseErrors(t *testing.T) {
 		{"captures of long texts", sides + "[captures]\np = ['" + strings.Repeat("q", 5000) + "']", "line 3: p: the texts have more than 4096 characters"},
 		{"stack of another side", sides + "[stack]\nc = {i = true}", "line 3: stack: want a table for a or b"},
 		{"stack without a condition", sides + "[stack]\na = {i = 1}", "line 3: i: want a condition"},
+		{"stack with another key", sides + "[stack]\na = {i = {when = true, dim = 1}}", `line 3: i: unknown key "dim"; known are when, axis`},
+		{"stack with an axis and no condition", sides + "[stack]\na = {i = {axis = 1}}", "line 3: i: want a condition, or a table such as"},
+		{"stack with a wrong axis", sides + "[stack]\na = {i = {when = true, axis = false}}", "line 3: i: axis: want a number or a formula"},
+		{"an unknown name in an axis", rule("x.{i}.w", "y.{i}.w") + "[stack]\nb = { i = { when = true, axis = 'axs' } }", `line 6: stack: i: axis: "axs": axs is not defined`},
+		{"multiply without a side", sides + "[[rule]]\nmultiply = 2\na = 'x'\nb = 'z'", "line 3: multiply: want a table for one side, such as { b = 0.5 }"},
+		{"multiply both sides", sides + "[[rule]]\nmultiply = {a = 2, b = 2}\na = 'x'\nb = 'z'", "line 3: multiply: want a table for one side"},
+		{"multiply an unknown side", sides + "[[rule]]\nmultiply = {c = 2}\na = 'x'\nb = 'z'", `line 3: multiply: unknown side "c"`},
+		{"multiply and add", sides + "[[rule]]\nadd = 1\nmultiply = {b = 2}\na = 'x'\nb = 'z'", "line 2: multiply: the rule cannot add a constant too"},
+		{"multiply and quantize", sides + "[[rule]]\nmultiply = {b = 2}\nquantize = {b = {dtype = 'float8_e5m2'}}\na = 'x'\nb = 'z'", "line 2: multiply: the rule cannot quantise too"},
+		{"multiply in a fill", sides + "[[fill]]\nmultiply = {b = 2}\nb = 'z [2]'", `line 3: unknown key "multiply" in [[fill]]`},
 		{"an unknown name in a variable", rule("x", "y") + "[variables]\ngroup = 'heads / kvheads'\nheads = 4", `line 6: group: "heads / kvheads": kvheads is not defined; known are check_padding, group, heads`},
 		{"an unknown name in a default", rule("x", "y") + "[defaults]\n\nextra = 'padded ?? 3'", `line 7: extra: "padded ?? 3": padded is not defined`},
 		{"a capture in a variable", rule("x.{i}", "y.{i}") + "[variables]\nn = 'i + 1'", `line 6: n: "i + 1": i is not defined`},
@@ -177,7 +187,7 @@ func TestParseErrors(t *testing.T) {
 		{"a stack of the other side", rule("x.{i}.w [n]", "y [i, n]") + "[stack]\nb = { i = true }", "line 6: stack: no name of b has {i} between two dots"},
 		{"a stack of a part of a step", rule("x.{i}.w", "y.w{i}.w") + "[stack.b]\ni = true", "line 6: stack: no name of b has {i} between two dots"},
 		{"a stack of one of two names", rule("x.{i}.w", "y.{i}.w | z.{i}") + "[stack]\nb = { i = true }", "line 6: stack: no name of b has {i} between two dots"},
-		{"an unknown name in a condition", sides + "[variables]\ntied = true\n[[rule]]\na = 'x'\nb = 'y'\nwhen = 'not tide'", `line 7: when: "not tide": tide is not defined; known are check_padding, tied`},
+		{"an unknown name in a condition", sides + "[variables]\ntied = true\n[[rule]]\na = 'x'\nb = 'y'\nwhen = 'not tide'", `line 7: when: "not tide": tide is not defined; known are check_padding, optimizer_states, tied`},
 		{"a capture of another rule in a condition", rule("x.{i}", "y.{i}") + "[[rule]]\nwhen = 'i < 2'\na = 'z'\nb = 'z'", `line 6: when: "i < 2": i is not defined`},
 		{"an axis in a condition", sides + "[[rule]]\na = 'x [n]'\nb = 'y [n]'\nwhen = 'n > 3'", `line 5: when: "n > 3": n is not defined`},
 		{"an unknown name in the condition of a fill", rule("x", "y") + "[[fill]]\nb = 'z [2]'\ndtype = 'int8'\nreason = 'r'\nwhen = 'bias'", `line 9: when: "bias": bias is not defined`},
@@ -276,7 +286,7 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.About != "one" || r.Families[0] != "f" || r.Sides != [2]string{"a", "b"} || len(r.SHA256) != 64 || fmt.Sprint(r.Variables()) != "[check_padding m n]" {
+	if r.About != "one" || r.Families[0] != "f" || r.Sides != [2]string{"a", "b"} || len(r.SHA256) != 64 || fmt.Sprint(r.Variables()) != "[check_padding m n optimizer_states]" {
 		t.Errorf("%+v", r)
 	}
 	if reverse, err := r.Reverse("b"); err != nil || !reverse {

@@ -101,6 +101,9 @@ func (p *recipeParser) checkParts(r *rule) error {
 	if err := p.checkQuantized(r); err != nil {
 		return err
 	}
+	if err := r.checkMultiplied(); err != nil {
+		return err
+	}
 	for _, side := range r.sides {
 		for _, t := range side {
 			if len(t.names) > 1 && slices.ContainsFunc(t.names[1:], func(q *pattern) bool {
@@ -220,6 +223,9 @@ func (r *rule) captures(side int) []string {
 	slices.Sort(out)
 	return out
 }
+
+// computes reports whether a rule adds a constant or multiplies by one.
+func (r *rule) computes() bool { return r.add != 0 || r.multiply[0] != nil || r.multiply[1] != nil }
 
 // quantizes reports whether a side of a rule is quantised.
 func (r *rule) quantizes() bool { return r.quant[0] != nil || r.quant[1] != nil }

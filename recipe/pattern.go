@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -155,16 +156,18 @@ func (p *pattern) regexp(lists map[string][]string) *regexp.Regexp {
 	return regexp.MustCompile(b.String())
 }
 
-// without returns the pattern without the step {capture} of its path, and whether it has
-// such a step.
+// without returns the pattern without the number {capture} of a step of its path, and whether
+// it has such a step: "layers.{i}.mlp" and "layers_{i}.mlp" become "layers.mlp".
 func (p *pattern) without(capture string) (*pattern, bool) {
 	for i, h := range p.holes {
-		if h.capture != capture || h.wild || !strings.HasSuffix(p.literals[i], ".") || !strings.HasPrefix(p.literals[i+1], ".") {
+		before := p.literals[i]
+		if h.capture != capture || h.wild || !strings.HasSuffix(before, ".") && !strings.HasSuffix(before, "_") || !strings.HasPrefix(p.literals[i+1], ".") {
 			continue
 		}
+		last := before[len(before)-1:]
 		q := &pattern{
-			text:     strings.Replace(p.text, "{"+h.text+"}.", "", 1),
-			literals: slices.Concat(p.literals[:i], []string{p.literals[i] + p.literals[i+1][1:]}, p.literals[i+2:]),
+			text:     strings.Replace(p.text, last+"{"+h.text+"}.", ".", 1),
+			literals: slices.Concat(p.literals[:i], []string{strings.TrimSuffix(before, last) + p.literals[i+1]}, p.literals[i+2:]),
 			holes:    slices.Concat(p.holes[:i], p.holes[i+1:]),
 		}
 		return q, true
@@ -172,14 +175,57 @@ func (p *pattern) without(capture string) (*pattern, bool) {
 	return p, false
 }
 
+// filled returns the pattern with the values of the holes that have only variables, as far as
+// they are known.
+func (p *pattern) filled(e *environment) *pattern {
+	q := &pattern{text: p.literals[0], literals: []string{p.literals[0]}}
+	for i, h := range p.holes {
+		after := p.literals[i+1]
+		if text, ok := h.fixed(e); ok {
+			q.literals[len(q.literals)-1] += text + after
+			q.text += text + after
+			continue
+		}
+		q.literals, q.holes = append(q.literals, after), append(q.holes, h)
+		q.text += "{" + h.text + "}" + after
+	}
+	if len(q.holes) == len(p.holes) {
+		return p
+	}
+	return q
+}
+
+// fixed returns the text of a hole that does not depend on captures.
+func (h *hole) fixed(e *environment) (string, bool) {
+	if h.expr == nil || len(h.captures) > 0 {
+		return "", false
+	}
+	switch v, _ := h.expr.run(e); v := v.(type) {
+	case string:
+		return v, len(v) <= maxPattern
+	case int:
+		return strconv.Itoa(v), v >= 0
+	}
+	return "", false
+}
+
 // shape returns the pattern with each hole, and each number of a name, as {}. Names are
 // compared with patterns in this form.
-func (p *pattern) shape() string {
-	out := make([]string, len(p.literals))
-	for i, text := range p.literals {
-		out[i] = nameShape(text)
+func (p *pattern) shape() string { return strings.ReplaceAll(p.openShape(), "*", "{}") }
+
+// openShape is shape, with a star for each hole that has only variables: it may stand for
+// several steps of a path, or for none.
+func (p *pattern) openShape() string {
+	out := nameShape(p.literals[0])
+	for i, h := range p.holes {
+		if len(h.captures) == 0 {
+			out += "*"
+		} else {
+			out += "{}"
+		}
+		out += nameShape(p.literals[i+1])
 	}
-	return strings.Join(out, "{}")
+	return out
 }
 
 var numbers = regexp.MustCompile(`[0-9]+`)

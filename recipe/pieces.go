@@ -145,6 +145,10 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		b.out.Checks = append(b.out.Checks, Check{Source: h.name, Other: first.name, Map: wholePiece(h.shape), Rule: r.line})
 		b.out.Dropped = append(b.out.Dropped, Dropped{h.name, fmt.Sprintf("a copy of %s", first.name)})
 	}
+	multiply, err := b.factorOf(r, s)
+	if err != nil {
+		return err
+	}
 	target, at := make([]Tensor, len(to)), map[string]int{}
 	for i, h := range to {
 		if err := b.make(r, h.name); err != nil {
@@ -152,7 +156,7 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		}
 		props := from[0].entry.Tensor.Properties
 		props.DType = dtype
-		target[i] = Tensor{Name: h.name, Properties: props, Shape: h.shape, Rule: r.line, Add: r.add}
+		target[i] = Tensor{Name: h.name, Properties: props, Shape: h.shape, Rule: r.line, Add: r.add, Multiply: multiply}
 		if b.src == 1 {
 			target[i].Add = -r.add
 		}
@@ -204,6 +208,9 @@ func (b *binder) pieces(r *rule, s *sizes, from, to []held) error {
 		}
 		b.out.Tensors = append(b.out.Tensors, scales...)
 	}
+	for i := range target {
+		target[i].Inexact = target[i].inexact(sources)
+	}
 	b.out.Tensors = append(b.out.Tensors, target...)
 	return nil
 }
@@ -230,8 +237,8 @@ func (b *binder) dtype(r *rule, from []held) (tensor.DType, error) {
 		to = first.entry.Tensor.DType
 	}
 	for _, h := range from {
-		if d := h.entry.Tensor.DType; r.add != 0 && (!to.IsFloat() || !d.IsFloat()) {
-			return 0, fmt.Errorf("%w: %q is %v: a constant can only be added to floating-point numbers", ErrIncomplete, h.name, d)
+		if d := h.entry.Tensor.DType; r.computes() && (!to.IsFloat() || !d.IsFloat()) {
+			return 0, fmt.Errorf("%w: %q is %v: only floating-point numbers can be added to a constant or multiplied by one", ErrIncomplete, h.name, d)
 		}
 		if err := tensor.CastInRange.Check(h.entry.Tensor.DType, to); err != nil {
 			return 0, fmt.Errorf("%w: %q: %w", ErrIncomplete, h.name, err)

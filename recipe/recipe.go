@@ -69,12 +69,13 @@ type captureDef struct {
 	line  int
 }
 
-// stack says that tensors of one side are stacked along a leading dimension, one for each
-// value of a capture, instead of having the value in their names.
+// stack says that tensors of one side are stacked along a dimension, one for each value of a
+// capture, instead of having the value in their names.
 type stack struct {
 	side    int
 	capture string
 	when    *expression
+	axis    *expression // the dimension; nil: 0
 	line    int
 }
 
@@ -98,7 +99,10 @@ type rule struct {
 	// tied means that all tensors of the rule are one tensor under several names.
 	tied bool
 	add  float64 // the right side has this much more than the left
-	cast [2]tensor.DType
+	// multiply is the constant by which elements of a side are the elements of the other side.
+	// At most one side has one.
+	multiply [2]*expression
+	cast     [2]tensor.DType
 	// quant says how the tensors of a side are quantised. Nil: they are not.
 	quant [2]*quantization
 
@@ -231,6 +235,10 @@ func (p *recipeParser) parse(text []byte) error {
 
 	if !p.r.hasVariable(checkPadding) {
 		p.r.define(&definition{name: checkPadding, value: true, fallback: true})
+	}
+
+	if !p.r.hasVariable(carryStates) {
+		p.r.define(&definition{name: carryStates, value: false, fallback: true})
 	}
 
 	if err := p.captures(doc); err != nil {
@@ -402,22 +410,43 @@ func (p *recipeParser) stacks(doc map[string]any) error {
 
 		for _, capture := range slices.Sorted(maps.Keys(of)) {
 			line := p.line("stack." + side + "." + capture)
-			text, ok := of[capture].(string)
-			if b, isBool := of[capture].(bool); isBool {
-				text, ok = fmt.Sprint(b), true
-			}
-
-			if !ok {
-				return lineError(line, "%s: want a condition", capture)
-			}
-
-			s := &stack{side: i, capture: capture, line: line}
-			if s.when, err = parseExpression(text); err != nil {
+			s, err := parseStack(of[capture])
+			if err != nil {
 				return lineError(line, "%s: %w", capture, err)
 			}
+			s.side, s.capture, s.line = i, capture, line
 			p.r.stacks = append(p.r.stacks, s)
 		}
 	}
 
 	return nil
+}
+
+// parseStack reads a condition, or a table of a condition and an axis.
+func parseStack(v any) (s *stack, err error) {
+	s = &stack{}
+	t, table := v.(map[string]any)
+	if table {
+		for _, key := range slices.Sorted(maps.Keys(t)) {
+			if key != "when" && key != "axis" {
+				return nil, fmt.Errorf("unknown key %q; known are when, axis", key)
+			}
+		}
+		v = t["when"]
+		if axis, has := t["axis"]; has {
+			if s.axis, err = numberOrFormula(axis); err != nil {
+				return nil, fmt.Errorf("axis: %w", err)
+			}
+		}
+	}
+
+	text, ok := v.(string)
+	if b, isBool := v.(bool); isBool {
+		text, ok = fmt.Sprint(b), true
+	}
+	if !ok {
+		return nil, errors.New(`want a condition, or a table such as { when = "scanned", axis = 1 }`)
+	}
+	s.when, err = parseExpression(text)
+	return s, err
 }

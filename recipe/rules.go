@@ -12,11 +12,11 @@ import (
 )
 
 // ruleKeys are the keys of rules, apart from the names of the sides.
-var ruleKeys = []string{"when", "optional", "tie", "add", "cast", "quantize", "reason", "copy_of", "value", "dtype"}
+var ruleKeys = []string{"when", "optional", "tie", "add", "multiply", "cast", "quantize", "reason", "copy_of", "value", "dtype"}
 
 // keysOf are the keys that each table has.
 var keysOf = map[string][]string{
-	"rule": {"when", "optional", "tie", "add", "cast", "quantize", "reason"},
+	"rule": {"when", "optional", "tie", "add", "multiply", "cast", "quantize", "reason"},
 	"drop": {"when", "reason", "copy_of"},
 	"fill": {"when", "reason", "value", "dtype"},
 }
@@ -216,6 +216,8 @@ func (p *recipeParser) option(r *rule, key string, v any) (err error) {
 	case "dtype":
 		text, _ := v.(string)
 		r.dtype, err = tensor.LookupDType(text)
+	case "multiply":
+		err = p.multiply(r, v)
 	case "quantize":
 		err = p.quantize(r, v)
 	case "cast":
@@ -239,6 +241,8 @@ func (p *recipeParser) option(r *rule, key string, v any) (err error) {
 
 func number(v any) (float64, error) {
 	switch v := v.(type) {
+	case int:
+		return float64(v), nil
 	case int64:
 		if n := float64(v); n < 1<<63 && int64(n) == v {
 			return n, nil

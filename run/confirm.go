@@ -108,7 +108,7 @@ func (r *Run) confirmed(ctx context.Context, id string) bool {
 // decodeConfirmed returns the list in a file. It is empty if there is an error, or no file.
 func decodeConfirmed(data []byte) (d confirmedDocument, err error) {
 	if len(data) > 0 {
-		err = decodeDocument(data, &d)
+		err = decodeDocument(data, documentVersion, &d)
 	}
 	if err != nil {
 		return confirmedDocument{}, err

@@ -24,8 +24,9 @@ const (
 	ReasonLink       = "a link"             // its folder is a link, perhaps to another run
 	ReasonIncomplete = "incomplete"         // policies are about complete ones
 	ReasonUnderWay   = "under way"
-	ReasonParent     = "parent of the newest"   // of the save that removes others
-	ReasonTagged     = "tagged"                 // and PruneOptions.KeepTagged is set
+	ReasonParent     = "parent of the newest" // of the save that removes others
+	ReasonTagged     = "tagged"               // and PruneOptions.KeepTagged is set
+	ReasonExport     = "to be exported"
 	ReasonUnknown    = "not all is known of it" // see Checkpoint.Problem
 	ReasonMayRefer   = "others may refer to it" // a record beside it cannot be read
 	ReasonNoRule     = "no rule keeps it"
@@ -45,6 +46,8 @@ const DefaultLeft = Left(48 * time.Hour)
 // Checkpoints on lines that were left (Checkpoint.Left) count as older than all others. Rules
 // for a number of checkpoints choose from them only if the current line has too few, and
 // DefaultLeft or the rule Left keeps all of them for a time.
+//
+// The two newest checkpoints whose exports are not done stay, unless these have begun ExportTries times; see Export.
 //
 // A checkpoint stays if its notes cannot be read, if a rule asks for a step or a time that it does
 // not have, or if the record of another checkpoint, which may refer to it, cannot be read. All
@@ -138,6 +141,7 @@ func (d *decision) askRules(now time.Time) {
 		}
 	}
 
+	waiting := d.waiting()
 	mayRefer := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayRefer() })
 	mayLead := slices.ContainsFunc(d.all, func(c Checkpoint) bool { return c.mayLead() })
 	for _, i := range d.order {
@@ -148,6 +152,7 @@ func (d *decision) askRules(now time.Time) {
 		}{
 			{len(d.policy.Rules) == 0, ReasonAll},
 			{d.policy.keepTagged && len(c.Tags) > 0, ReasonTagged},
+			{waiting[i], ReasonExport},
 			{c.Problem != "" || mayLead, ReasonUnknown},
 			{mayRefer, ReasonMayRefer},
 		} {
@@ -167,6 +172,18 @@ func (d *decision) askRules(now time.Time) {
 			d.why[i] = []string{why}
 		}
 	}
+}
+
+// waiting returns the newest checkpoints whose exports are not done: only a few, because exports that are slower
+// than saves must not fill the store.
+func (d *decision) waiting() map[int]bool {
+	out := map[int]bool{}
+	for _, i := range slices.Backward(d.order) {
+		if d.all[i].waitsForExport() && len(out) < maxWaiting {
+			out[i] = true
+		}
+	}
+	return out
 }
 
 // closure returns the checkpoints that are kept for a reason of their own, or because a kept

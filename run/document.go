@@ -19,17 +19,18 @@ import (
 const (
 	// maxDocument bounds the size of the files of this package.
 	maxDocument = 1 << 20
-	// documentVersion is the version of their contents.
+	// documentVersion is the version of their contents, and exportsVersion that of notes with exports.
 	documentVersion = 1
+	exportsVersion  = 2
 	// changeTries bounds how often a file is changed again because another process has
 	// changed it meanwhile.
 	changeTries = 30
 )
 
 // decodeDocument decodes one value of JSON with a version. The error wraps storage.ErrVersion if a
-// newer program has written it, and storage.ErrCorrupt if it has no version, unknown fields, or bytes
+// newer program than one of the version newest has written it, and storage.ErrCorrupt if it has no version, unknown fields, or bytes
 // after the value.
-func decodeDocument(data []byte, v any) error {
+func decodeDocument(data []byte, newest int, v any) error {
 	if len(data) > maxDocument {
 		return fmt.Errorf("%w: it has %d bytes, at most %d", storage.ErrCorrupt, len(data), maxDocument)
 	}
@@ -37,7 +38,7 @@ func decodeDocument(data []byte, v any) error {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal(data, &head); err == nil { // before the fields, which a newer program may have added
-		if err := checkVersion(head.Version); err != nil {
+		if err := checkVersion(head.Version, newest); err != nil {
 			return err
 		}
 	}
@@ -52,13 +53,13 @@ func decodeDocument(data []byte, v any) error {
 	return nil
 }
 
-// checkVersion returns an error if this program cannot read a version.
-func checkVersion(v int) error {
+// checkVersion returns an error if this program cannot read a version. It reads up to newest.
+func checkVersion(v, newest int) error {
 	switch {
 	case v < 1:
 		return fmt.Errorf("%w: it has no version", storage.ErrCorrupt)
-	case v > documentVersion:
-		return fmt.Errorf("%w: version %d of a newer cairn, and this one reads up to %d", storage.ErrVersion, v, documentVersion)
+	case v > newest:
+		return fmt.Errorf("%w: version %d of a newer cairn, and this one reads up to %d", storage.ErrVersion, v, newest)
 	}
 	return nil
 }

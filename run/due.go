@@ -61,6 +61,14 @@ func NewDue(p Policy) (*Due, error) {
 	return d, nil
 }
 
+// String returns the text of the policy. It is empty for nil.
+func (d *Due) String() string {
+	if d == nil {
+		return ""
+	}
+	return d.text
+}
+
 // At reports whether a save is due in a step, the same on all ranks of g. All ranks call it in each
 // step, and save if it returns true.
 //

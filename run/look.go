@@ -196,10 +196,33 @@ func lookOnce(ctx context.Context, dir *folder, whole bool) *found {
 	if f.line == nil {
 		f.line = f.notes.Line
 	}
+	if f.err == nil && !strings.HasPrefix(s.Version, nativeVersion) { // its record names all files
+		if err := lostPart(ctx, c); err != nil {
+			f.err = fmt.Errorf("open %s: %w", at, err)
+		}
+	}
 	if f.err == nil && len(f.missing) == 0 && len(f.bases) > 0 {
 		f.checkBases(ctx, c)
 	}
 	return f
+}
+
+// lostPart returns an error if a part of the checkpoint cannot be read, because a file is missing or damaged: such
+// a checkpoint opens, and is not complete. Names that the format cannot know are no damage.
+func lostPart(ctx context.Context, c storage.Checkpoint) error {
+	md, err := c.Metadata(ctx)
+	if errors.Is(err, storage.ErrOptions) { // only with an option could more be read, such as the base of a version
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for i := range md.Missing {
+		if m := &md.Missing[i]; m.File != "" || errors.Is(m.Err, storage.ErrCorrupt) {
+			return fmt.Errorf("%w: %q cannot be read: %v", storage.ErrCorrupt, m, m.Err)
+		}
+	}
+	return nil
 }
 
 // bytesOf returns the bytes of files.

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/group"
-	"github.com/cairn-ckpt/cairn/meta"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/transfer"
 )
@@ -39,6 +38,8 @@ type Member struct {
 	// Loaded is the checkpoint of the run that the job has loaded since the save before this
 	// one: the save goes on from it. Nil: it goes on from the save before it.
 	Loaded *Loaded
+	// Exporting says whether the checkpoint is exported. Nil: it is not.
+	Exporting *Exporting
 
 	parent string // the folder of the parent of the save; set by Begin
 }
@@ -138,7 +139,7 @@ func (m *Member) Tend(ctx context.Context, opts *TendOptions) (*Tended, error) {
 	}
 
 	out := &Tended{}
-	if m.Settings.isZero() {
+	if m.Settings.isZero() && m.Exporting == nil { // exports need the id of the run
 		return out, nil
 	}
 
@@ -195,6 +196,15 @@ func (m *Member) protected(all []Checkpoint) map[string]string {
 	return out
 }
 
+// NoteExports adds the exports of the save to notes, and those that Exporting asks for.
+func (m *Member) NoteExports(ctx context.Context, step *int64, notes *Notes) error {
+	all, err := m.Exporting.of(ctx, m.Name, step)
+	for _, e := range all {
+		notes.AskExport(e)
+	}
+	return err
+}
+
 // Claim makes sure, before an upload, that the remote place belongs to the run; see Run.Claim.
 func (m *Member) Claim(ctx context.Context) error {
 	if m.Settings.Remote == "" {
@@ -219,22 +229,23 @@ func CopyNotes(ctx context.Context, from, to blob.Store, saveID string) error {
 	})
 }
 
-// NoteSave adds the metrics of a save to its notes and, if it is in a format that does not
-// record it, its line.
-func NoteSave(ctx context.Context, store blob.Store, saveID, format string, metrics Metrics, line *meta.Line) error {
+// NoteSave adds notes to a save that is over. Their line is left out if the format records it.
+func NoteSave(ctx context.Context, store blob.Store, saveID, format string, add *Notes) error {
+	line := add.Line
 	if format == formats.Native {
 		line = nil
 	}
-	if len(metrics) == 0 && line == nil {
+	if len(add.Metrics) == 0 && line == nil && len(add.Exports) == 0 {
 		return nil
 	}
 	return changeNotes(ctx, store, saveID, true, func(n *Notes) error {
-		for name, v := range metrics {
+		for name, v := range add.Metrics {
 			n.SetMetric(name, v)
 		}
 		if line != nil {
 			n.Line = line
 		}
+		n.joinExports(add.Exports)
 		return nil
 	})
 }
@@ -245,73 +256,20 @@ const TendWait = 2 * time.Minute
 
 // Tender tends runs in the background, one at a time. If several saves are over meanwhile, it
 // tends the run once for all of them. The zero value is ready to use.
-type Tender struct {
-	mu   sync.Mutex
-	next func()        // guarded by mu; tends the run of the newest save; nil: there is none
-	idle chan struct{} // guarded by mu; closed when no Tend is under way; nil: there was none
-}
+type Tender struct{ latest work.Latest }
 
 // Tend calls Member.Tend in the background. done receives its results, unless a later
 // call replaces this one before it begins.
 func (t *Tender) Tend(ctx context.Context, m *Member, opts *TendOptions, done func(*Tended, error)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	begin := t.next == nil && !t.busy()
-	t.next = func() {
+	t.latest.Do(func() {
 		var out *Tended
 		err := group.Catch(func() (err error) { // a panic of a store must not end the process
 			out, err = m.Tend(ctx, opts)
 			return err
 		})
 		done(out, err)
-	}
-	if begin {
-		t.idle = make(chan struct{})
-		go t.work(t.idle)
-	}
-}
-
-// busy reports whether a goroutine works. The caller holds mu.
-func (t *Tender) busy() bool {
-	if t.idle == nil {
-		return false
-	}
-	select {
-	case <-t.idle:
-		return false
-	default:
-		return true
-	}
-}
-
-// work tends runs until no call is left.
-func (t *Tender) work(idle chan struct{}) {
-	for {
-		t.mu.Lock()
-		next := t.next
-		t.next = nil
-		if next == nil {
-			close(idle)
-			t.mu.Unlock()
-			return
-		}
-		t.mu.Unlock()
-		next()
-	}
+	})
 }
 
 // Wait waits until the Tender is idle. It returns false if ctx ends first.
-func (t *Tender) Wait(ctx context.Context) bool {
-	t.mu.Lock()
-	idle := t.idle
-	t.mu.Unlock()
-	if idle == nil {
-		return true
-	}
-	select {
-	case <-idle:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
+func (t *Tender) Wait(ctx context.Context) bool { return t.latest.Wait(ctx) }

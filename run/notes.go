@@ -28,10 +28,14 @@ type Notes struct {
 	// Line is the place of the save in the history of its run, if the format of the
 	// checkpoint does not record it. Nil: see the checkpoint, or unknown.
 	Line *meta.Line
+	// Exports are the exports that were asked for, and what has become of them.
+	Exports []Exported
 }
 
 // isEmpty reports whether there are no notes.
-func (n *Notes) isEmpty() bool { return len(n.Tags) == 0 && len(n.Metrics) == 0 && n.Line == nil }
+func (n *Notes) isEmpty() bool {
+	return len(n.Tags) == 0 && len(n.Metrics) == 0 && n.Line == nil && len(n.Exports) == 0
+}
 
 // equal reports whether both notes say the same.
 func (n *Notes) equal(other *Notes) bool {
@@ -81,7 +85,8 @@ type notesDocument struct {
 	Tags    []string `json:"tags,omitempty"`
 	Metrics Metrics  `json:"metrics,omitempty"`
 	// Line is noted for formats that do not record it.
-	Line *meta.Line `json:"line,omitempty"`
+	Line    *meta.Line `json:"line,omitempty"`
+	Exports []Exported `json:"exports,omitempty"`
 }
 
 // number is a number in JSON. NaN and infinite ones are strings.
@@ -139,6 +144,12 @@ func (n *Notes) Check() error {
 	if n.Line != nil {
 		errs = append(errs, n.Line.Check())
 	}
+	for i := range n.Exports {
+		errs = append(errs, n.Exports[i].check())
+	}
+	if len(n.Exports) > maxExports {
+		errs = append(errs, fmt.Errorf("there are %d exports, at most %d", len(n.Exports), maxExports))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%w: %w", storage.ErrOptions, err)
 	}
@@ -183,10 +194,14 @@ func (n *Notes) join(other *Notes) {
 	if n.Line == nil {
 		n.Line = other.Line
 	}
+	n.joinExports(other.Exports)
 }
 
 func (n *Notes) encode(saveID string) ([]byte, error) {
-	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics, Line: n.Line}
+	d := notesDocument{Version: documentVersion, SaveID: saveID, Tags: slices.Compact(slices.Sorted(slices.Values(n.Tags))), Metrics: n.Metrics, Line: n.Line, Exports: n.Exports}
+	if len(n.Exports) > 0 { // older programs read notes without exports
+		d.Version = exportsVersion
+	}
 	crc, err := seal(&d)
 	if err != nil {
 		return nil, err
@@ -199,7 +214,7 @@ func (n *Notes) encode(saveID string) ([]byte, error) {
 // decodeNotes decodes the file and returns the id of the save that it belongs to.
 func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	var d notesDocument
-	if err := decodeDocument(data, &d); err != nil {
+	if err := decodeDocument(data, exportsVersion, &d); err != nil {
 		return n, "", err
 	}
 	crc := d.CRC
@@ -211,7 +226,7 @@ func decodeNotes(data []byte) (n Notes, saveID string, err error) {
 	if len(d.Metrics) > 0 {
 		n.Metrics = d.Metrics
 	}
-	n.Line = d.Line
+	n.Line, n.Exports = d.Line, d.Exports
 	if err := n.Check(); err != nil {
 		return Notes{}, "", fmt.Errorf("%w: %w", storage.ErrCorrupt, err)
 	}

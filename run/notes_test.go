@@ -75,8 +75,8 @@ func TestDamagedNotes(t *testing.T) {
 		`{"version":1,"metrics":{"a":null}}`: storage.ErrCorrupt,
 		`{"version":1,"metrics":{"a":"1"}}`:  storage.ErrCorrupt,
 		`{"version":1,"metrics":{"":1}}`:     storage.ErrCorrupt,
-		`{"version":2}`:                      storage.ErrVersion,
-		`{"version":2,"colour":"red"}`:       storage.ErrVersion,
+		`{"version":3}`:                      storage.ErrVersion,
+		`{"version":3,"colour":"red"}`:       storage.ErrVersion,
 		`{"version":1,"tags":["` + strings.Repeat("a", maxLabel+1) + `"]}`: storage.ErrCorrupt,
 		strings.Repeat(" ", maxDocument+1):                                 storage.ErrCorrupt,
 	} {

@@ -131,6 +131,8 @@ type Checkpoint struct {
 	// Metrics and Tags are from the notes of the checkpoint; see Notes.
 	Metrics Metrics  `json:"metrics,omitempty"`
 	Tags    []string `json:"tags,omitempty"`
+	// Exports are from the notes, too.
+	Exports []Exported `json:"exports,omitempty"`
 	// Bases are the names of the checkpoints of the run that have bytes of this one.
 	Bases []string `json:"bases,omitempty"`
 	// Local and Remote are the copies. Nil: there is no copy in that place.
@@ -409,9 +411,9 @@ func (c *Checkpoint) summarize() {
 	}
 	c.describe(best.found)
 	if other.IsComplete() && other.SaveID == best.SaveID {
-		n := Notes{Tags: c.Tags, Metrics: c.Metrics}
+		n := Notes{Tags: c.Tags, Metrics: c.Metrics, Exports: c.Exports}
 		n.join(&other.found.notes)
-		c.Tags, c.Metrics = n.Tags, n.Metrics
+		c.Tags, c.Metrics, c.Exports = n.Tags, n.Metrics, n.Exports
 		if other.found.notesErr != nil && c.Problem == "" {
 			c.Problem = other.found.notesErr.Error()
 		}
@@ -424,7 +426,7 @@ func (c *Checkpoint) describe(f *found) {
 	if c.Time.IsZero() {
 		c.Time = f.written
 	}
-	c.Tags, c.Metrics = slices.Clone(f.notes.Tags), maps.Clone(f.notes.Metrics)
+	c.Tags, c.Metrics, c.Exports = slices.Clone(f.notes.Tags), maps.Clone(f.notes.Metrics), slices.Clone(f.notes.Exports)
 	c.Commit, c.Parent = 0, ""
 	if f.line != nil {
 		c.Commit, c.Parent = f.line.Commit, f.line.Parent

@@ -93,7 +93,7 @@ func (s *Settings) encode() ([]byte, error) {
 func decodeSettings(data []byte) (Settings, error) {
 	var d settingsDocument
 	var s Settings
-	if err := decodeDocument(data, &d); err != nil {
+	if err := decodeDocument(data, documentVersion, &d); err != nil {
 		return s, err
 	}
 	crc := d.CRC

@@ -65,6 +65,38 @@ func TestFlippedBitsAreNoticed(t *testing.T) {
 	}
 }
 
+// A checkpoint of another format that opens without a file that is missing or damaged is not complete: the last good one
+// stays.
+func TestPruneOfAPartlyReadableCheckpoint(t *testing.T) {
+	const lost = "fsdp_model_1.pt"
+	for name, damage := range map[string]func(path string) error{
+		"truncated": func(path string) error { return os.Truncate(path, 50) },
+		"missing":   os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for step := range 3 {
+				to := filepath.Join(dir, fmt.Sprint("step-", step))
+				copyFolder(t, "../testdata/fixtures/torch_checkpointing/torch-sync-4/ckpt", to)
+				must.Do(t, os.Chtimes(filepath.Join(to, "metadata.pkl"), recent, recent.Add(time.Duration(step)*time.Minute)))
+			}
+			must.Do(t, damage(filepath.Join(dir, "step-2", lost)))
+
+			r := openRun(t, dir, "")
+			rep := must.Get(r.Prune(t.Context(), &PruneOptions{Keep: keep(t, "last 1")}))(t)
+			var left []string
+			for _, e := range must.Get(os.ReadDir(dir))(t) {
+				if strings.HasPrefix(e.Name(), "step-") {
+					left = append(left, e.Name())
+				}
+			}
+			if rep.Count != 1 || !slices.Equal(left, []string{"step-1", "step-2"}) {
+				t.Errorf("%d checkpoints were removed, and %v are left; want the last good one, and the damaged one", rep.Count, left)
+			}
+		})
+	}
+}
+
 // A checkpoint with tags and metrics that cannot be read stays, and the report says why.
 func TestPruneKeepsWhatCannotBeRead(t *testing.T) {
 	dir := t.TempDir()

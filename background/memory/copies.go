@@ -282,7 +282,7 @@ func (j *Job) assign(rank int, all []offer, copies int) (mine map[string][]file,
 	return mine, count, bytes
 }
 
-// keepersOf returns for each rank the ranks that copy its files from what they hold.
+// keepersOf returns for each rank the ranks that copy its files from their own state.
 func keepersOf(all []offer) map[int][]int {
 	out := map[int][]int{}
 	for rank, o := range all {

@@ -44,7 +44,7 @@ type Job struct {
 	stall   time.Duration
 	logger  *slog.Logger // nil: no log
 
-	keepers   map[int][]int // by rank: the ranks that copy its files from what they hold; nil: none, or this is not rank 0
+	keepers   map[int][]int // by rank: the ranks that copy its files from their own state; nil: none, or this is not rank 0
 	confirmed int           // how many copies each file of the newest checkpoint with copies has; 0: this job has made none
 
 	stop func()

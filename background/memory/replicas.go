@@ -124,7 +124,7 @@ func (c *choice) each(rank int, fn func(item int, h *shared)) {
 	}
 }
 
-// choice chooses the hosts and the ranks that copy files from what they hold. Hosts are positions in job.Hosts.
+// choice chooses the hosts and the ranks that copy files from their own state. Hosts are positions in job.Hosts.
 type choice struct {
 	job      *Job
 	local    []*plan.SavePlan
@@ -133,7 +133,7 @@ type choice struct {
 	total    []int64   // bytes that each rank writes
 	host     []int     // of each rank
 	partners [][]int   // of each host
-	chosen   [][]int   // by host: the ones that copy its files from what they hold
+	chosen   [][]int   // by host: the ones that copy its files from their own state
 	keeps    []int     // by host: how many have chosen it
 	held     [][]holding
 }
@@ -219,7 +219,7 @@ func (c *choice) choose(of, by int) {
 // lacks reports whether not all copies of a host's files are made from what other hosts hold.
 func (c *choice) lacks(host int) bool { return len(c.chosen[host]) < len(c.partners[host]) }
 
-// chooseReplicas returns for each rank the ranks that copy its files from what they hold, and for each rank
+// chooseReplicas returns for each rank the ranks that copy its files from their own state, and for each rank
 // what it copies.
 func (j *Job) chooseReplicas(local, final []*plan.SavePlan, copies int) (keepers map[int][]int, out []Replica) {
 	out = make([]Replica, len(final))
@@ -394,7 +394,7 @@ type placement struct {
 	keepers  map[int][]int
 }
 
-// place returns where copies go. keepers are the ranks that copy files of a rank from what they hold.
+// place returns where copies go. keepers are the ranks that copy files of a rank from their own state.
 func (j *Job) place(copies int, keepers map[int][]int) *placement {
 	p := &placement{j.hostOfRanks(), map[string]string{}, Partners(j.Hosts, copies), keepers}
 	for _, h := range j.Hosts {
@@ -436,7 +436,7 @@ func (p *placement) byHost() map[string]map[string]bool {
 	return out
 }
 
-// keeper returns the rank on a host that copies the files of a rank from what it holds, if there is one.
+// keeper returns the rank on a host that copies the files of a rank from its own state, if there is one.
 func (p *placement) keeper(rank int, host string) (int, bool) {
 	i := slices.IndexFunc(p.keepers[rank], func(k int) bool { return p.host[k] == host })
 	if i < 0 {

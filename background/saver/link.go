@@ -4,9 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"time"
+
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/protocol"
-	"time"
 )
 
 // refuseTime bounds how long a saver waits until a trainer that sends nonsense has

@@ -352,8 +352,8 @@ type source struct {
 	Store         string          `json:"store"`
 	Format        string          `json:"format,omitempty"` // empty: it is detected
 	FormatOptions json.RawMessage `json:"format_options,omitempty"`
-	// Base is the address of version 0, if the checkpoint is a version of slime. Such versions
-	// are of two formats, so the format is detected.
+	// Base is the address of version 0, if the checkpoint is a version of slime, or of the model,
+	// if it is an adapter. They are of several formats, so the format is detected.
 	Base   string  `json:"base,omitempty"`
 	Recipe *Recipe `json:"recipe,omitempty"` // nil: the checkpoint as it is
 	// Keep bounds the bytes of the files that the saver keeps in memory for the next

@@ -2,22 +2,19 @@ package saver
 
 import (
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// niceness is how far training comes before saves: with equal demand it gets three
-// quarters of a processor.
-const niceness = 5
-
-// yieldToTrainer lowers the priority of this process, if it is a process group of its
-// own. If the system refuses, saves are only less polite.
-func yieldToTrainer() {
+// setPriority lowers the priority of this process, if it is a process group of its own. If the
+// system refuses, it is only less polite.
+func setPriority(niceness int) {
 	if unix.Getpgrp() != os.Getpid() {
 		return // the trainer may be in this group
 	}
 	_ = unix.Setpriority(unix.PRIO_PGRP, 0, niceness)
-	_ = os.WriteFile("/proc/self/autogroup", []byte("5"), 0)
+	_ = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(niceness)), 0)
 }
 
 // nameProcess gives this process a name of its own in ps and top, where it looks like a

@@ -2,6 +2,6 @@
 
 package saver
 
-func yieldToTrainer() {}
+func setPriority(int) {}
 
 func nameProcess() {}

@@ -23,6 +23,13 @@ import (
 	"github.com/cairn-ckpt/cairn/protocol"
 )
 
+// niceness is how far training comes before saves: with equal demand it gets three quarters of a
+// processor. exportNiceness is the same for exports, which nobody waits for.
+const (
+	niceness       = 5
+	exportNiceness = 15
+)
+
 // Options say how saver processes are started.
 type Options struct {
 	// Command is the program with its arguments, such as "cairn", "saver". Nil: this
@@ -96,7 +103,7 @@ func Run(opts *ServeOptions) error {
 	// Signals that announce the end of a job, or end it, are for its trainers. Their savers
 	// end when they are done.
 	signal.Ignore(ignored...)
-	yieldToTrainer()
+	setPriority(niceness)
 	nameProcess()
 	sock, arena := os.NewFile(sockFD, "socket"), os.NewFile(arenaFD, "arena")
 	defer arena.Close()

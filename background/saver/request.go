@@ -52,6 +52,8 @@ type SaveRequest struct {
 	Cache            bool           `json:"cache,omitempty"`
 	// Metrics are noted with the checkpoint.
 	Metrics run.Metrics `json:"metrics,omitempty"`
+	// Exports are what the checkpoint is converted into after the save, as texts; see run.ParseExport.
+	Exports []run.Export `json:"exports,omitempty"`
 	// Run makes the folder above Store a run, which is kept in order after the save.
 	Run *InRun `json:"run,omitempty"`
 }
@@ -71,6 +73,10 @@ type InRun struct {
 	// which then need not read the checkpoint before it. Runs in object storage refer only
 	// with it. It has no effect without Refer.
 	Remember bool `json:"remember,omitempty"`
+	// Export is what checkpoints of the run are converted into, each into a folder of its own, after the saves that
+	// ExportEvery chooses, in the words of run.NewDue; empty: after each save.
+	Export      run.Export `json:"export,omitzero"`
+	ExportEvery string     `json:"export_every,omitempty"`
 	// Loaded is the checkpoint of the run that the trainer has loaded since its last save,
 	// and from which it goes on. Nil: none.
 	Loaded *run.Loaded `json:"loaded,omitempty"`
@@ -103,6 +109,19 @@ func (v *SaveRequest) member() (*run.Member, error) {
 	}
 	m.Settings.KeepRemote, err = run.ParsePolicy(v.Run.KeepRemote)
 	return m, err
+}
+
+// exports returns the exports of the request, with absolute paths.
+func (v *SaveRequest) exports() ([]run.Export, error) {
+	var out []run.Export
+	for _, e := range v.Exports {
+		e, err := e.Absolute()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	return out, storage.RefuseIf(len(out) > 0 && blob.Scheme(v.Store) == "memory", "checkpoints in memory are not exported")
 }
 
 // SetStorage sets the fields that a checkpoint keeps.

@@ -39,6 +39,10 @@ type Task struct {
 	// second store.
 	Store   blob.Store
 	Metrics runs.Metrics
+	// Place is the address of the checkpoint, for its exports: in the second store, if there is one.
+	Place string
+	// Exports are the exports of the checkpoint. The Run may have more.
+	Exports []runs.Export
 	// Format is the name of the format.
 	Format string
 	// Run is set if rank 0 keeps the run of the checkpoint in order afterwards.
@@ -56,6 +60,8 @@ type Runner struct {
 	// Background is the context of work for runs, which goes on after the save. Nil: the
 	// context of the save.
 	Background context.Context
+	// Exporter carries out the exports of checkpoints.
+	Exporter Exporter
 
 	tender  runs.Tender
 	mu      sync.Mutex
@@ -81,6 +87,7 @@ type running struct {
 	done           chan struct{}        // closed when the save is over
 	uploaded       chan struct{}        // closed when its copies and its upload are over
 	direct         bool                 // it goes to the remote store
+	exported       bool                 // it has notes about exports
 	folder         string               // of its run; guarded by Runner.mu
 	traffic        func() *blob.Traffic // of the remote store, if direct is set
 }
@@ -117,6 +124,7 @@ func (r *Runner) Submit(ctx context.Context, t Task) {
 		run.note(ctx, report, err)
 		if !run.goesOn() {
 			r.tend(ctx, run, err)
+			r.export(ctx, run, err)
 		}
 		t.Over(report, err)
 
@@ -149,6 +157,7 @@ func (r *Runner) goOn(ctx context.Context, run *running, report *protocol.SaveRe
 		err = cmp.Or(err, copyErr) // without copies, older checkpoints stay
 		if run.Tiers == nil {
 			r.tend(ctx, run, err)
+			r.export(ctx, run, err)
 		}
 		run.Copies.Copied(copied, copyErr)
 	}
@@ -159,6 +168,7 @@ func (r *Runner) goOn(ctx context.Context, run *running, report *protocol.SaveRe
 	uploaded, uploadErr := run.upload(ctx, report, err)
 	run.carryNotes(ctx, uploaded)
 	r.tend(ctx, run, err)
+	r.export(ctx, run, err)
 	run.Tiers.Uploaded(uploaded, uploadErr)
 }
 
@@ -179,7 +189,17 @@ func (run *running) note(ctx context.Context, report *protocol.SaveReport, err e
 	if run.direct {
 		store = run.Tiers.Remote
 	}
-	if err := runs.NoteSave(ctx, store, report.SaveID, run.Format, run.Metrics, run.Job.Storage.Line); err != nil {
+	notes := &runs.Notes{Metrics: run.Metrics, Line: run.Job.Storage.Line}
+	for _, e := range run.Exports {
+		notes.AskExport(e)
+	}
+	if run.Run != nil {
+		if err := run.Run.NoteExports(ctx, run.Job.Storage.Step, notes); err != nil {
+			run.Job.Recorder.Warn(err)
+		}
+	}
+	run.exported = len(notes.Exports) > 0
+	if err := runs.NoteSave(ctx, store, report.SaveID, run.Format, notes); err != nil {
 		run.Job.Recorder.Warn(err)
 	}
 	if run.Run != nil {
@@ -189,7 +209,7 @@ func (run *running) note(ctx context.Context, report *protocol.SaveReport, err e
 
 // carryNotes copies the notes from the first store to the second one, after an upload.
 func (run *running) carryNotes(ctx context.Context, report *upload.Report) {
-	if report == nil || report.Direct || !run.leads() || len(run.Metrics) == 0 && run.Run == nil {
+	if report == nil || report.Direct || !run.leads() || len(run.Metrics) == 0 && !run.exported && run.Run == nil {
 		return
 	}
 	if err := runs.CopyNotes(ctx, run.Store, run.Tiers.Remote, report.SaveID); err != nil {
@@ -213,6 +233,27 @@ func (r *Runner) tend(ctx context.Context, run *running, saved error) {
 		if attrs := done.Attrs(); len(attrs) > 0 {
 			rec.Inform("run: kept in order", attrs...)
 		}
+		if err != nil {
+			rec.Warn(err)
+		}
+	})
+}
+
+// export carries out the exports of a save, and those of other checkpoints of its run that are not done. saved is the
+// error of the save.
+func (r *Runner) export(ctx context.Context, run *running, saved error) {
+	if saved != nil || !run.leads() || !run.exported && (run.Run == nil || run.Run.Exporting == nil) {
+		return
+	}
+	if r.Background != nil {
+		ctx = r.Background
+	}
+	address := run.Place
+	if run.Run != nil {
+		address = run.Run.Address
+	}
+	rec := run.Job.Recorder
+	r.Exporter.Export(ctx, address, func(err error) {
 		if err != nil {
 			rec.Warn(err)
 		}

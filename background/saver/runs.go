@@ -28,6 +28,27 @@ type savedRun struct {
 	line  run.Line
 	chain run.Chain
 	bytes *delta.Cache
+
+	// asked is the text of exporting.
+	asked     string
+	exporting *run.Exporting
+}
+
+// exports returns which checkpoints of the run are exported. As long as a message says the same, the policy goes on
+// from save to save.
+func (r *savedRun) exports(in *InRun, m *run.Member) (*run.Exporting, error) {
+	if text := in.Export.String() + "\n" + in.ExportEvery; text != r.asked {
+		every, err := run.ParsePolicy(in.ExportEvery)
+		if err != nil {
+			return nil, err
+		}
+		x, err := run.NewExporting(in.Export, every, m.Address, m.Settings.Remote)
+		if err != nil {
+			return nil, err
+		}
+		r.asked, r.exporting = text, x
+	}
+	return r.exporting, nil
 }
 
 // saved returns the savedRun of an address.

@@ -40,7 +40,7 @@ type savePlanner struct {
 
 	fits bool // everything will be staged, so no item is fetched
 
-	// replicas, if not nil, chooses which ranks copy files of other ranks from what they hold. kept are the items
+	// replicas, if not nil, chooses which ranks copy files of other ranks from their own state. kept are the items
 	// that this rank needs for that, until forget, and of the ranks whose files it copies.
 	replicas func(local, final []*plan.SavePlan) []memory.Replica
 	options  string // what replicas depends on
@@ -256,7 +256,7 @@ func (s *savePlanner) SetUp(plan.SaveSetup) error { return nil }
 
 func (s *savePlanner) LocalPlan() (*plan.SavePlan, error) { return s.local, nil }
 
-// copyFor lets the ranks make copies from what they hold.
+// copyFor lets the ranks make copies from their own state.
 func (s *savePlanner) copyFor(c *Copies) {
 	s.options = fmt.Sprintf(" copies=%d of %s", c.Copies, c.Run)
 	s.replicas = func(local, final []*plan.SavePlan) []memory.Replica { return c.Replicas(local, final, c.Copies) }

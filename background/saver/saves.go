@@ -1,6 +1,7 @@
 package saver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -39,6 +40,7 @@ type saves struct {
 // newSaves returns saves. Their work for runs goes on until ctx ends.
 func newSaves(ctx context.Context, s *scope, p *peers, r *trainings, m *memories) *saves {
 	out := &saves{scope: s, peers: p, runs: r, memories: m, window: newWindow(s), pending: map[uint64]*savePlanner{}}
+	out.runner.Exporter.Command = s.Export
 	out.runner.Background, out.stop = context.WithCancelCause(blob.WithLogger(ctx, s.Logger))
 	return out
 }
@@ -104,8 +106,11 @@ func (x *saving) plan() (err error) {
 // task returns the work of the save.
 func (x *saving) task() (Task, error) {
 	b := x.body
-	t := Task{Generation: b.Generation, Metrics: b.Metrics, Format: b.Format}
+	t := Task{Generation: b.Generation, Metrics: b.Metrics, Format: b.Format, Place: cmp.Or(b.Remote, b.Store)}
 	var err error
+	if t.Exports, err = b.exports(); err != nil {
+		return Task{}, err
+	}
 	if t.Copies, err = x.memories.copies(&b.SaveRequest, x.copied); err != nil {
 		return Task{}, err
 	}
@@ -125,6 +130,14 @@ func (x *saving) task() (Task, error) {
 	if t.Run != nil {
 		of := x.runs.saved(t.Run.Address)
 		t.Run.Line, t.Run.Chain = &of.line, &of.chain
+		if t.Run.Exporting, err = of.exports(b.Run, t.Run); err != nil {
+			return Task{}, err
+		}
+		for _, e := range t.Exports {
+			if err := e.Apart(t.Run.Address, t.Run.Settings.Remote); err != nil {
+				return Task{}, err
+			}
+		}
 		t.Move = x.move
 	}
 	return t, nil
@@ -377,5 +390,15 @@ func (s *saves) waitTended() {
 	if !s.runner.WaitTended(ctx) {
 		s.stop(fmt.Errorf("%w: the run is not in order %v after the trainer", context.DeadlineExceeded, run.TendWait))
 		s.runner.WaitTended(context.Background())
+	}
+}
+
+// waitExported waits until the exports are over, which go on if the trainer has ended.
+func (s *saves) waitExported() {
+	ctx, cancel := context.WithTimeout(s.runner.Background, orphanTime)
+	defer cancel()
+	if !s.runner.Exporter.Wait(ctx) {
+		s.stop(fmt.Errorf("%w: the exports are not over %v after the trainer", context.DeadlineExceeded, orphanTime))
+		s.runner.Exporter.Wait(context.Background())
 	}
 }

@@ -42,6 +42,9 @@ type ServeOptions struct {
 	// because this package knows no recipes.
 	OpenAs func(ctx context.Context, store blob.Store, c storage.Checkpoint, r *Recipe) (storage.Checkpoint, error)
 
+	// Export is the command that carries out exports; see Exporter.Command.
+	Export []string
+
 	// openFolder opens the store of a save without a request, because the saver handles no
 	// other message meanwhile. Nil: OpenStore.
 	openFolder func(address string) (blob.Store, error)
@@ -179,6 +182,7 @@ func (s *server) finish(err error) {
 	s.saves.runner.Wait()
 	s.work.Wait()
 	s.saves.waitTended()
+	s.saves.waitExported()
 	s.runs.close()
 	s.peers.leave() // the other savers must not wait for this one while it serves files
 	s.memories.close()

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"sort"
 	"sync"
-	"time"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/crc32c"
@@ -50,7 +49,7 @@ func (s *Store) Fetch(ctx context.Context, name string, size int64, sum uint32) 
 // Part is a range of an object whose bytes this process has.
 type Part struct {
 	At, Length int64
-	// Read reads from off on, counted from the begin of the part. Several goroutines call it.
+	// Read reads from off on, counted from the start of the part. Several goroutines call it.
 	Read func(p []byte, off int64) error
 }
 
@@ -178,23 +177,12 @@ func (s *Store) fetchPiece(ctx context.Context, p *peer, o blob.Info, w blob.Wri
 
 // copyPart writes n bytes of a part to their place, and returns crc with them added to it.
 func copyPart(ctx context.Context, w blob.Writer, part *Part, at, n int64, crc uint32) (uint32, error) {
-	buf := chunks.Get().(*[chunkBytes]byte)
-	defer chunks.Put(buf)
-	for n > 0 {
+	return move(ctx, w, at, n, crc, chunkBytes, func(b []byte, at int64) error {
 		if err := ctx.Err(); err != nil {
-			return 0, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
-		b := buf[:min(chunkBytes, n)]
-		if err := part.Read(b, at-part.At); err != nil {
-			return 0, err
-		}
-		crc = crc32c.Update(crc, b)
-		if err := w.WriteAt(ctx, b, at); err != nil {
-			return 0, &localError{err}
-		}
-		at, n = at+int64(len(b)), n-int64(len(b))
-	}
-	return crc, nil
+		return part.Read(b, at-part.At)
+	})
 }
 
 // receive copies n bytes from a peer, and returns crc with them added to it.
@@ -204,28 +192,32 @@ func (s *Store) receive(ctx context.Context, p *peer, o blob.Info, w blob.Writer
 		return 0, err
 	}
 	defer x.Close()
-
-	buf := chunks.Get().(*[chunkBytes]byte)
-	defer chunks.Put(buf)
-	chunk := s.limit.chunk()
-	for n > 0 {
-		b := buf[:min(chunk, n)]
+	return move(ctx, w, at, n, crc, s.chunk(), func(b []byte, _ int64) error {
 		x.timer.Stop() // the wait is no stall
-		if err := s.limit.wait(ctx, len(b)); err != nil {
-			return 0, err
+		if err := s.limit.Wait(ctx, len(b)); err != nil {
+			return err
 		}
 		x.timer.Reset(s.cfg.Stall)
-		if _, err := io.ReadFull(x, b); err != nil {
+		_, err := io.ReadFull(x, b)
+		return err
+	})
+}
+
+// move writes n bytes that read returns, a chunk at a time, and returns crc with them added to it.
+func move(ctx context.Context, w blob.Writer, at, n int64, crc uint32, chunk int64, read func(b []byte, at int64) error) (uint32, error) {
+	buf := chunks.Get().(*[chunkBytes]byte)
+	defer chunks.Put(buf)
+	for n > 0 {
+		b := buf[:min(chunk, n)]
+		if err := read(b, at); err != nil {
 			return 0, err
 		}
-
 		crc = crc32c.Update(crc, b)
 		if err := w.WriteAt(ctx, b, at); err != nil {
 			return 0, &localError{err}
 		}
 		at, n = at+int64(len(b)), n-int64(len(b))
 	}
-
 	return crc, nil
 }
 
@@ -238,47 +230,11 @@ func (s *Store) pieces(ctx context.Context, size int64, fn func(ctx context.Cont
 	})
 }
 
-// limiter bounds a number of bytes per second. The zero limiter has no bound.
-type limiter struct {
-	rate int64
-
-	mu   sync.Mutex
-	free time.Time // guarded by mu; when the bytes so far will have taken their time
-}
-
 // chunk returns how many bytes should be received at once: little enough that many receivers
 // get their share while a peer waits for them.
-func (l *limiter) chunk() int64 {
-	if l.rate == 0 {
+func (s *Store) chunk() int64 {
+	if s.cfg.Rate == 0 {
 		return chunkBytes
 	}
-	return max(leastChunk, min(l.rate/64, chunkBytes))
-}
-
-// wait waits until n more bytes may be received.
-func (l *limiter) wait(ctx context.Context, n int) error {
-	if l.rate == 0 {
-		return nil
-	}
-
-	l.mu.Lock()
-	now := time.Now()
-	if l.free.Before(now) {
-		l.free = now
-	}
-	pause := l.free.Sub(now)
-	l.free = l.free.Add(time.Duration(float64(n) / float64(l.rate) * float64(time.Second)))
-	l.mu.Unlock()
-
-	if pause == 0 {
-		return nil
-	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return max(leastChunk, min(s.cfg.Rate/64, chunkBytes))
 }

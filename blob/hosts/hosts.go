@@ -40,6 +40,7 @@ import (
 	"unicode"
 
 	"github.com/cairn-ckpt/cairn/blob"
+	"github.com/cairn-ckpt/cairn/internal/work"
 )
 
 // The capabilities of a Store. It is not a blob.Wrapper: a capability of the local store would
@@ -153,7 +154,7 @@ type Store struct {
 	cfg       Config
 	peers     []*peer // without lost ones
 	transport *http.Transport
-	limit     limiter
+	limit     work.Limiter
 	alive     context.Context // ends with Close
 	end       context.CancelFunc
 
@@ -175,7 +176,7 @@ func New(local Local, c Config) (*Store, error) {
 
 	c.Host = cmp.Or(c.Host, "this host")
 	c.Stall, c.Piece, c.Parallel = cmp.Or(c.Stall, defaultStall), cmp.Or(c.Piece, defaultPiece), cmp.Or(c.Parallel, DefaultParallel)
-	s := &Store{own: local, local: local, cfg: c, limit: limiter{rate: c.Rate}}
+	s := &Store{own: local, local: local, cfg: c, limit: work.Limiter{Rate: c.Rate}}
 	s.transport = &http.Transport{
 		DialContext: s.dial, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
 		MaxIdleConnsPerHost: maxRequests, IdleConnTimeout: idleTime,

@@ -4,23 +4,18 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cairn-ckpt/cairn"
-	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/inproc"
@@ -29,8 +24,6 @@ import (
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/tensor"
 )
-
-var benchBytes = flag.Int64("bytes", 1<<30, "how many bytes BenchmarkConvert converts")
 
 func init() { programs["save-tensors"] = saveTensors }
 
@@ -51,38 +44,6 @@ func BenchmarkTinyTensors(b *testing.B) {
 		{"torchdcp-verify", []string{"cairn", "verify", dcp}},
 	} {
 		b.Run(step.name, func(b *testing.B) { benchProgram(b, nil, step.args...) })
-	}
-}
-
-// BenchmarkConvert measures 'cairn convert' beside a plain copy of the same files. The files of the
-// source are not in the page cache.
-func BenchmarkConvert(b *testing.B) {
-	for _, c := range []struct{ from, to string }{{formats.TorchDCP, formats.HF}, {formats.Native, formats.TorchDCP}} {
-		b.Run(c.from+"-"+c.to, func(b *testing.B) {
-			src := must.Get(file.Open(filepath.Join(b.TempDir(), "src"), nil))(b)
-			matrices := fmt.Sprint(max(1, *benchBytes>>25)) // of 32 MiB
-			run(b, "save-tensors", src.Dir(), c.from, matrices, "4", "4096", "2048")
-			cool := func() {
-				for info, err := range src.List(b.Context(), "") {
-					must.Do(b, err)
-					must.Do(b, blob.Cooler(src).Cool(b.Context(), info.Name))
-				}
-			}
-			copied, converted := filepath.Join(b.TempDir(), "copy"), filepath.Join(b.TempDir(), "converted")
-			b.Run("copy", func(b *testing.B) {
-				b.SetBytes(*benchBytes)
-				for b.Loop() {
-					b.StopTimer()
-					cool()
-					b.StartTimer()
-					must.Do(b, copyFiles(copied, src.Dir()))
-				}
-			})
-			b.Run("convert", func(b *testing.B) {
-				b.SetBytes(*benchBytes)
-				benchProgram(b, cool, "cairn", "convert", "--quiet", "--overwrite", "--to", c.to, src.Dir(), converted)
-			})
-		})
 	}
 }
 
@@ -167,41 +128,4 @@ func saveTensors() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-}
-
-// copyFiles copies the files of a folder at the same time, and syncs them.
-func copyFiles(to, from string) error {
-	files, err := os.ReadDir(from)
-	if err == nil {
-		err = os.MkdirAll(to, 0o755)
-	}
-	if err != nil {
-		return err
-	}
-
-	var all sync.WaitGroup
-	errs := make([]error, len(files))
-	for i, f := range files {
-		all.Go(func() { errs[i] = copyFile(filepath.Join(to, f.Name()), filepath.Join(from, f.Name())) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
-}
-
-func copyFile(to, from string) error {
-	r, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	w, err := os.Create(to)
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	// Hide the optional methods of both, or the kernel would share the blocks.
-	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, make([]byte, 8<<20)); err != nil {
-		return err
-	}
-	return w.Sync()
 }

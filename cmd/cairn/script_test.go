@@ -30,6 +30,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/protocol"
+	runs "github.com/cairn-ckpt/cairn/run"
 	"github.com/cairn-ckpt/cairn/shard"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
@@ -62,7 +63,11 @@ func TestScripts(t *testing.T) {
 			e.Setenv("MODELS", models)
 			versions, versionsErr := filepath.Abs(filepath.Join("..", "..", "testdata", "slime", "xor-xxh3-rebase"))
 			e.Setenv("SLIME", versions)
-			return errors.Join(err, docsErr, modelsErr, versionsErr)
+			adapters, adaptersErr := filepath.Abs(filepath.Join("..", "..", "storage", "adapter", "testdata"))
+			e.Setenv("ADAPTERS", adapters)
+			quantised, quantisedErr := filepath.Abs(filepath.Join("..", "..", "storage", "hf", "testdata", "quant"))
+			e.Setenv("QUANTISED", quantised)
+			return errors.Join(err, docsErr, modelsErr, versionsErr, adaptersErr, quantisedErr)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"exits":      checkExit,
@@ -77,6 +82,7 @@ func TestScripts(t *testing.T) {
 			"interrupt":  interruptRemoval,
 			"lose":       loseFile,
 			"chain":      makeChain,
+			"asks":       askExport,
 		},
 	})
 }
@@ -112,6 +118,21 @@ func makeCheckpoint(ts *testscript.TestScript, _ bool, args []string) {
 		state = changedState
 	}
 	ts.Check(saveFixed(s, id, state))
+}
+
+// askExport notes an export beside a checkpoint, as a save does: asks DIR FORM to ADDRESS….
+func askExport(ts *testscript.TestScript, _ bool, args []string) {
+	s, err := file.Open(ts.MkAbs(args[0]), &file.Options{NoSync: true})
+	ts.Check(err)
+	e, err := runs.ParseExport(strings.Join(args[1:], " "))
+	ts.Check(err)
+	c, err := formats.Open(context.Background(), s, nil)
+	ts.Check(err)
+	defer c.Close()
+	ts.Check(runs.ChangeNotes(context.Background(), s, c.Storage().SaveID, func(n *runs.Notes) error {
+		n.AskExport(e)
+		return nil
+	}))
 }
 
 // makeTensors saves tensors of these numbers of bytes: tensors DIR BYTES….

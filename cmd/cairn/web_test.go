@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -234,4 +235,21 @@ func namesOf(n *inspect.Names) []string {
 	}
 	walk(0, len(n.Label), "")
 	return out
+}
+
+// With a base, the explorer shows an adapter as the merged model.
+func TestWebOfAdapter(t *testing.T) {
+	const dir = "../../storage/adapter/testdata/plain_bf16/"
+	ask := serveWeb(t, dir+"input/adapter", dir+"expected", "--base", dir+"input/base")
+	var all inspect.Names
+	ask(t, "names", url.Values{"c": {"."}, "of": {"all"}}, &all)
+	const name = "model.layers.0.self_attn.q_proj.weight"
+	if names := namesOf(&all); !slices.Contains(names, name) || len(names) != 21 {
+		t.Errorf("the names are %q; want those of the base", names)
+	}
+	var stats struct{ Elements int64 }
+	ask(t, "stats", url.Values{"c": {"."}, "name": {name}}, &stats)
+	if stats.Elements == 0 {
+		t.Errorf("%s has no elements", name)
+	}
 }

@@ -68,6 +68,10 @@ func (b *builder) value(c Cell, depth int) (any, int64) {
 		return b.bigInt(c.pos()), cellCost
 	case Str:
 		return b.str(c.pos())
+	case Variable:
+		x := b.varying[c.pos()]
+		s, _ := x.Value.(string)
+		return x, cellCost + int64(len(s))
 	}
 	if depth >= b.lim.Depth {
 		Fail("%w: nested deeper than %d", ErrLimit, b.lim.Depth)
@@ -195,6 +199,9 @@ func (b *builder) bound(cost int64) {
 
 func (b *builder) dict(cells []Cell, depth int) (any, int64) {
 	l, cost := b.values(cells, depth)
+	for i := 0; i < len(l); i += 2 {
+		l[i] = Fix(l[i])
+	}
 	for i := 0; i < len(l); i += 2 {
 		if _, ok := l[i].(string); !ok {
 			return &value.Dict{Pairs: b.keys.pairs(l)}, cost

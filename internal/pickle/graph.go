@@ -30,6 +30,7 @@ type Graph struct {
 	seqs    arena[seq]   // lists, sets, and dicts as alternating keys and values
 	objects arena[object]
 	pids    []Cell
+	varying []*Varying
 	records []arena[Cell] // for each class, the fields of all records
 
 	// shared has the containers that were read back from the memo and may
@@ -259,6 +260,8 @@ const (
 	Object
 	// Persistent is the object of a persistent id.
 	Persistent
+	// Variable is an operand that varies: see DecodeVarying.
+	Variable
 	// State is the dict that becomes the fields of a record. It occurs elsewhere
 	// only in pickles that no library writes.
 	State
@@ -318,7 +321,7 @@ func (k Kind) String() string {
 var kindNames = [...]string{
 	None: "None", Bool: "a bool", Int: "an int", Big: "an int", Float: "a float", Str: "a str", Bytes: "bytes",
 	Global: "a name", Tuple: "a tuple", Ints: "a tuple", IntsTuple: "a tuple", Size: "a torch.Size", List: "a list",
-	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", State: "a state", unset: "not set",
+	Dict: "a dict", Set: "a set", Object: "an object", Persistent: "a persistent id", Variable: "a value that varies", State: "a state", unset: "not set",
 }
 
 // Class is a class of instances that become records with fields in a Graph, instead of

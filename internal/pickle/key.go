@@ -29,6 +29,7 @@ func (k *keyer) pairs(l []any) []value.Pair {
 	out := make([]value.Pair, 0, len(l)/2)
 	seen := make(map[any]int, len(l)/2)
 	for i := 0; i < len(l); i += 2 {
+		l[i] = Fix(l[i])
 		key := k.key(l[i])
 		if j, ok := seen[key]; ok {
 			out[j].Value = l[i+1]
@@ -62,7 +63,7 @@ func (k *keyer) distinct(l []any) []any {
 type written string
 
 func (k *keyer) key(v any) any {
-	switch v := plain(v).(type) {
+	switch v := plain(Fix(v)).(type) {
 	case string, int64:
 		return v
 	default:
@@ -98,7 +99,7 @@ func plain(v any) any {
 // append appends v. If hash is set, v must be hashable.
 func (k *keyer) append(v any, hash bool) {
 	k.charge(cellCost)
-	switch v := plain(v).(type) {
+	switch v := plain(Fix(v)).(type) {
 	case nil:
 		k.b = append(k.b, 'N')
 	case int64:

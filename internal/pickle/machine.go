@@ -22,12 +22,19 @@ type machine struct {
 	memo  arena[Cell]
 	names map[string]Cell // globals by module and name
 	word  []byte          // buffer for lookups in names
+	vary  []Operand       // see DecodeVarying
+	next  int             // the next one of vary, or -1
 }
 
 // Parse returns the graph of the pickle at the start of data, and the length of
 // the pickle. Instances of the classes become records. The graph refers to data,
 // which must not change afterwards.
 func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error) {
+	return parse(data, classes, nil, l)
+}
+
+// parse is Parse for a pickle with operands that vary.
+func parse(data []byte, classes []Class, vary []Operand, l *Limits) (g *Graph, n int, err error) {
 	defer Catch(&err)
 
 	g = &Graph{data: data, account: newAccount(l.withDefaults(len(data))), shared: map[Cell]struct{}{}}
@@ -38,7 +45,7 @@ func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error)
 		g.shared = nil
 	}
 
-	m := &machine{Graph: g, names: map[string]Cell{}}
+	m := &machine{Graph: g, names: map[string]Cell{}, vary: vary}
 	m.run()
 	g.Root = m.pop()
 	if len(m.stack) != 0 || len(m.marks) != 0 {
@@ -49,7 +56,12 @@ func Parse(data []byte, classes []Class, l *Limits) (g *Graph, n int, err error)
 
 // run executes opcodes up to STOP.
 func (m *machine) run() {
+	m.nextVarying()
 	for {
+		if m.pos == m.next {
+			m.pushVarying()
+			continue
+		}
 		switch op := m.byte(); op {
 		case opStop:
 			return

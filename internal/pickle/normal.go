@@ -9,22 +9,33 @@ import (
 // normal returns o in its normal form.
 func (b *builder) normal(o *value.Object) any {
 	switch o.Module {
-	case "builtins", "_codecs":
-		return b.builtin(o)
 	case "collections":
 		return b.collection(o)
+	case "builtins", "_codecs":
+		return b.builtin(b.fixed(o))
 	case "torch.serialization":
-		return layout(o)
+		return layout(b.fixed(o))
 	case "pathlib":
-		return b.path(o)
+		return b.path(b.fixed(o))
 	case "datetime":
-		return dateTime(o)
+		return dateTime(b.fixed(o))
 	case "uuid":
-		return uuid(o)
+		return uuid(b.fixed(o))
 	}
 
 	if o.Module == "numpy" || strings.HasPrefix(o.Module, "numpy.") {
-		return numpy(o)
+		return numpy(b.fixed(o))
+	}
+	return o
+}
+
+// fixed returns o, with its own values in place of those that vary: the normal form depends on
+// them.
+func (b *builder) fixed(o *value.Object) *value.Object {
+	if len(b.varying) > 0 {
+		o.Args, _ = fixAll(o.Args).(value.Tuple)
+		o.Kwargs, _ = fixAll(o.Kwargs).(map[string]any)
+		o.State = fixAll(o.State)
 	}
 	return o
 }

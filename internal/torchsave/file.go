@@ -40,8 +40,13 @@ type File struct {
 	// the file had when it was saved, without the extension, or "archive" if the file had
 	// no name.
 	Folder string
-	// records are the records of the zip form.
+	// records are the records of the zip form, unless quick is set.
 	records []zipEntry
+	// quick is set if OpenAlike has not read the headers of records. like is the file that the
+	// file shares Root with, and operands are its own operands.
+	quick    *quickDirectory
+	like     *File
+	operands *operands
 }
 
 // Open reads the description of a file of the given size: the directory, the
@@ -173,11 +178,20 @@ func openZip(ctx context.Context, s *source) (*File, error) {
 
 // decode decodes the value of a file.
 func decode(ctx context.Context, data []byte, storage func(id any) (any, error)) (any, error) {
-	v, err := pickle.Decode(data, &pickle.DecodeOptions{Persistent: storage, Construct: constructs(), Limits: &pickle.Limits{Context: ctx}})
+	v, err := pickle.Decode(data, decodeOptions(ctx, storage))
 	if err != nil {
 		return nil, malformed(ctx, err)
 	}
 	return v, nil
+}
+
+// decodeVarying is decode with pickle.DecodeVarying.
+func decodeVarying(ctx context.Context, data []byte, vary []pickle.Operand, storage func(id any) (any, error)) (any, []int, error) {
+	return pickle.DecodeVarying(data, vary, decodeOptions(ctx, storage))
+}
+
+func decodeOptions(ctx context.Context, storage func(id any) (any, error)) *pickle.DecodeOptions {
+	return &pickle.DecodeOptions{Persistent: storage, Construct: constructs(), Limits: &pickle.Limits{Context: ctx}}
 }
 
 // malformed turns an error of package pickle into one of this package. It leaves
@@ -241,8 +255,18 @@ var ErrValue = errors.New("value cannot be written by torch.save")
 // a storage. It returns an error if reading fails. read must read the same bytes as in Open.
 // A stream of PyTorch before 1.6 has no checksums, so Check does not read it.
 func (f *File) Check(ctx context.Context, read ReadFunc, problem func(key string, err error)) error {
-	for i := range f.records {
-		r := &f.records[i]
+	records := f.records
+	if f.quick != nil {
+		var err error
+		if records, err = f.checkQuick(ctx, read); errors.Is(err, ErrMalformed) {
+			problem("", err)
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	for i := range records {
+		r := &records[i]
 		err := r.sum().check(ctx, read, 0, nil)
 		if errors.Is(err, errChecksum) {
 			problem(f.keyOf(r), err)

@@ -184,14 +184,18 @@ type storageID struct {
 // one more item in the stream.
 func parseID(id any, parts int) (*storageID, error) {
 	t, ok := id.(value.Tuple)
-	if !ok || len(t) != parts || t[0] != any("storage") {
+	if !ok || len(t) != parts || pickle.Fix(t[0]) != any("storage") {
 		return nil, fmt.Errorf("%w: persistent id of another kind", errStorage)
 	}
 
+	location := t[3]
+	if x, ok := location.(*pickle.Varying); ok { // the files of other ranks have other devices
+		location = x.Value
+	}
 	class, ok1 := t[1].(*value.Object)
-	key, ok2 := t[2].(string)
-	_, ok3 := t[3].(string)
-	count, ok4 := t[4].(int64)
+	key, ok2 := pickle.Fix(t[2]).(string)
+	_, ok3 := location.(string)
+	count, ok4 := pickle.Fix(t[4]).(int64)
 	if !ok1 || !ok2 || !ok3 || !ok4 || class.Call {
 		return nil, fmt.Errorf("%w: persistent id with other items", errStorage)
 	}
@@ -234,10 +238,10 @@ func (a *archive) storage(id any) (any, error) {
 
 	r := a.byName[recordStorages+p.key]
 	if r == nil {
-		return nil, fmt.Errorf("%w: no record %q", errStorage, recordStorages+p.key)
+		return nil, noStorage(p)
 	}
 	if r.size != p.bytes {
-		return nil, fmt.Errorf("%w: storage %q should have %d bytes, its record has %d", errStorage, p.key, p.bytes, r.size)
+		return nil, otherSize(p, r.size)
 	}
 	return &Storage{Key: p.key, DType: p.dtype, untyped: p.untyped, class: p.class, Offset: r.data, End: r.end(), Sum: r.sum()}, nil
 }
@@ -376,7 +380,7 @@ func rebuildFromType(args value.Tuple) (*Tensor, error) {
 
 // view returns the tensor of (offset, size, strides) if it is inside s.
 func view(s *Storage, d tensor.DType, args value.Tuple) (*Tensor, error) {
-	offset, ok1 := args[0].(int64)
+	offset, ok1 := pickle.Fix(args[0]).(int64)
 	shape, ok2 := Sizes(args[1])
 	strides, ok3 := Sizes(args[2])
 	if !ok1 || !ok2 || !ok3 {
@@ -454,7 +458,7 @@ func Sizes(v any) ([]int64, bool) {
 
 	out := make([]int64, len(list))
 	for i, e := range list {
-		n, ok := e.(int64)
+		n, ok := pickle.Fix(e).(int64)
 		if !ok {
 			return nil, false
 		}

@@ -44,6 +44,7 @@ from cairn.reports import (
     ConvertReport,
     Copy,
     CopyReport,
+    Exported,
     LoadReport,
     Phase,
     Pruned,
@@ -65,8 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CairnError", "CastError", "ChangedError", "Checkpoint", "ConvertReport", "Copy", "CopyReport", "CorruptError",
-    "ExistsError", "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError", "MissingError",
-    "NotFoundError", "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError",
+    "ExistsError", "Exported", "GoneError", "InUseError", "IncompleteError", "LoadReport", "MismatchError",
+    "MissingError", "NotFoundError", "OptionsError", "Phase", "PickleWarning", "PruneReport", "Pruned", "ReplacedError",
     "RepresentError", "RoomError", "Rule", "Run", "RunCheckpoint", "SaveReport", "SaveWarning", "SaverError",
     "StateError", "SyncReport", "Synced", "Tensor", "Traffic", "UncertainError", "UnderWayError", "UpdateReport",
     "UploadReport", "VersionError", "at_most", "best", "convert", "every", "last", "latest", "left", "open", "tagged",

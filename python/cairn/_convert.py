@@ -17,7 +17,8 @@ from cairn.reports import ConvertReport
 
 def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: str | os.PathLike[str] | None = None, *,
             config: _recipe.Config = None, reverse: bool = False, format: str | None = None, dtype: str | None = None,
-            overwrite: bool = False, **variables: Any) -> ConvertReport:
+            overwrite: bool = False, adapter: str | os.PathLike[str] | None = None, dequantize: bool = False,
+            **variables: Any) -> ConvertReport:
     """Writes a checkpoint again: in another format or, with a recipe, in the form of another framework.
 
     >>> report = cairn.convert("run/step-100", "weights.pt", dtype="bfloat16")
@@ -34,7 +35,8 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: st
 
     format is the format of dst. Without it, the suffix of dst (.safetensors, .pt) or the recipe decides: "hf"
     for a recipe to Hugging Face, and "torchdcp" for a recipe to a framework of PyTorch. dtype casts all
-    tensors. Nothing is written unless the recipe uses all of src and gives all of dst; otherwise it is a
+    tensors. adapter is a folder with a LoRA adapter, which is merged into src; dequantize makes numbers of
+    quantised weights. Nothing is written unless the recipe uses all of src and gives all of dst; otherwise it is a
     MismatchError. A conversion that was interrupted continues when it is called again. ExistsError: there is
     a checkpoint at dst; overwrite replaces it when the new one is complete.
     """
@@ -46,6 +48,10 @@ def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], recipe: st
         flags.append(f"--dtype={dtype}")
     if overwrite:
         flags.append("--overwrite")
+    if adapter is not None:
+        flags.append(f"--adapter={address_of(adapter)}")
+    if dequantize:
+        flags.append("--dequantize")
     with tempfile.TemporaryDirectory(prefix="cairn-") as folder:
         flags += _flags(chosen, os.path.join(folder, "config.json"))
         try:

@@ -85,6 +85,8 @@ class InRun(TypedDict, total=False):
     keep: str
     keep_remote: str
     refer: bool
+    export: str
+    export_every: str
     loaded: dict[str, str]
     remember: bool
 
@@ -117,6 +119,7 @@ class SaveMessage(TypedDict, total=False):
     tensors_may_differ: bool
     cache: bool
     metrics: dict[str, float | str]
+    exports: list[str]
     run: InRun
     fits: bool
     items: list[Item]
@@ -252,6 +255,7 @@ class Answer(TypedDict, total=False):
     codes: list[str]
     kind: str
     path: str  # of latest
+    exports: list[Mapping[str, Any]]  # of export, for Exported
     skipped: list[Skipped]
     checkpoints: list[Mapping[str, Any]]  # of log, for RunCheckpoint
     keep: str  # of settings

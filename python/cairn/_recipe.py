@@ -15,7 +15,7 @@ from cairn.errors import OptionsError
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
 
 # A name of a recipe of cairn. Everything else is the path of a file.
-_NAME = re.compile(r"auto|[A-Za-z_]\w*-to-[A-Za-z_]\w*(/[^/.]*)?", re.ASCII)
+_NAME = re.compile(r"auto|megatron-optimizer|([A-Za-z_]\w*-)?to-[A-Za-z_]\w*(/[^/.]*)?", re.ASCII)
 
 
 def message(recipe: str | os.PathLike[str] | None, config: Config, reverse: bool,

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from cairn import _ours, errors
 from cairn._address import address_of, join_address, memory_run
 from cairn._messages import FormatOptions, SaveMessage
-from cairn.runs import Member, Run, positive
+from cairn.runs import Member, Run, export_text, positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """A save. The fields have the names of the fields of the message, but path and overwrite, which become several."""
+    """A save. The fields have the names of those of the message, except path, overwrite and export."""
 
     path: str | os.PathLike[str] | Run | Member
     """It becomes store and, in a run, remote and run."""
@@ -37,6 +37,8 @@ class SaveRequest:
     copies: int | None = None
     copy_rate: int | None = None
     tensors_may_differ: bool = False
+    export: str | None = None
+    """It becomes exports."""
     save_id: str = ""
     """A new one, if it is empty. The one of rank 0 counts."""
 
@@ -69,6 +71,10 @@ class SaveRequest:
             copies, copy_rate = copies or path.run.copies, copy_rate or path.run.copy_rate
         if (copies or copy_rate) and memory_run(store) is None:
             raise _wrong(f"copies and copy_rate are for saves to memory, and {store} is not in memory")
+        if self.export is not None:
+            export_text(self.export)
+            if memory_run(store) is not None:
+                raise _wrong("checkpoints in memory are not exported")
         json.dumps(self.format_options, allow_nan=False)
         if not isinstance(self.overwrite, bool | None):
             raise _wrong(f"overwrite is {self.overwrite!r}; want True, False or None")
@@ -123,6 +129,8 @@ class SaveRequest:
             message["tags"] = self.tags
         if metrics := numbers(self.metrics):
             message["metrics"] = metrics
+        if self.export:
+            message["exports"] = [self.export]
         if isinstance(self.path, Member):
             message["run"] = self.path.message()
         elif self.overwrite is None:

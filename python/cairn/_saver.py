@@ -564,7 +564,7 @@ def _source(store: str, format: str | None, options: FormatOptions | None, recip
     out: Source = {"store": address_of(store)}
     if format:
         out["format"] = format
-    if options and not format and "base" in options:  # of versions of slime, which are of two formats
+    if options and not format and "base" in options:  # of versions of slime and of adapters
         out["base"], options = options["base"], {name: v for name, v in options.items() if name != "base"}
     if options:
         out["format_options"] = options

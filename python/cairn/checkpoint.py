@@ -28,7 +28,8 @@ def open(path: str | os.PathLike[str], *, framework: str | None = None, format: 
     framework is the kind of the slices: "numpy", "torch" or "memory" (memoryviews). Without it
     they are numpy arrays if numpy is installed, and memoryviews otherwise. A memoryview of a type
     that memoryviews lack, such as bfloat16, is bytes in one dimension. format and
-    format_options are needed only if the format cannot be detected or has options for reading.
+    format_options are needed only if the format cannot be detected or has options for reading. With
+    ``{"base": MODEL}``, the folder of a LoRA adapter opens as its model with the adapter merged.
 
     Objects that were pickled are described, as :class:`cairn.values.Object`, and a PickleWarning names their classes.
     With allow_pickle, which needs torch, they are made again: a pickle can run any code.

@@ -301,6 +301,35 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """What a checkpoint is converted into after its save, and what has become of it; see :class:`cairn.Run`.
+
+    >>> Exported("hf/llama to /models", "failed", tries=1, problem="no space left").done
+    False
+    """
+
+    export: str = ""
+    """What was asked for: a form and an address."""
+    state: str = ""
+    """ "waiting", "done" or "failed"."""
+    tries: int = 0
+    problem: str = ""
+    """Why the last try has failed."""
+    name: str = ""
+    """The folder of the checkpoint, if :meth:`cairn.Run.export_all` returns it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is complete."""
+        return self.state == "done"
+
+    @classmethod
+    def from_message(cls, m: Mapping[str, Any]) -> Exported:
+        return cls(m.get("export") or "", m.get("state") or "", _number(m, "tries"), m.get("problem") or "",
+                   m.get("name") or "")
+
+
+@dataclass(frozen=True)
 class RunCheckpoint:
     """A checkpoint of a run; see :meth:`cairn.Run.checkpoints`.
 
@@ -340,6 +369,8 @@ class RunCheckpoint:
     """It is on a line that the run has left: a job has gone on from an older checkpoint."""
     left_since: str | None = None
     """When the run has left it, as ISO 8601. None: it is on the current line, or the time is unknown."""
+    exports: tuple[Exported, ...] = ()
+    """What it is converted into."""
 
     @property
     def complete(self) -> bool:
@@ -374,7 +405,8 @@ class RunCheckpoint:
                    m.get("format") or "", {name: float(v) for name, v in (m.get("metrics") or {}).items()},
                    tuple(m.get("tags") or ()), tuple(m.get("bases") or ()), local, remote,
                    bool(m.get("not_uploaded")), m.get("problem") or "", _number(m, "commit"), m.get("parent") or "",
-                   bool(m.get("head")), bool(m.get("left")), m.get("left_since"))
+                   bool(m.get("head")), bool(m.get("left")), m.get("left_since"),
+                   tuple(Exported.from_message(x) for x in m.get("exports") or ()))
 
 
 @dataclass(frozen=True)
@@ -462,6 +494,8 @@ class SyncReport:
 
     checkpoints: tuple[Synced, ...] = ()
     seconds: float = 0.0
+    exports: tuple[Exported, ...] = ()
+    """The exports that were not done before."""
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -470,7 +504,8 @@ class SyncReport:
 
     @classmethod
     def from_message(cls, m: Mapping[str, Any]) -> SyncReport:
-        return cls(tuple(Synced.from_message(s) for s in m.get("folders") or ()), float(m.get("seconds") or 0))
+        return cls(tuple(Synced.from_message(s) for s in m.get("folders") or ()), float(m.get("seconds") or 0),
+                   tuple(Exported.from_message(x) for x in m.get("exports") or ()))
 
 
 def _number(m: Mapping[str, Any], name: str) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cairn import _command, _ours, checkpoint as _checkpoint, errors
 from cairn._address import address_of, join_address, memory_run, split_address
 from cairn._messages import InRun
-from cairn.reports import Copy, Pruned, PruneReport, RunCheckpoint, SyncReport
+from cairn.reports import Copy, Exported, Pruned, PruneReport, RunCheckpoint, SyncReport
 
 if TYPE_CHECKING:
     from cairn.torch import Handle
@@ -147,6 +147,18 @@ def policy_text(policy: Policy | None) -> str:
     return ", ".join(map(str, parts))
 
 
+def export_text(export: str) -> str:
+    """Returns the text of an export. The saver process checks the rest."""
+    if not isinstance(export, str) or " to " not in export:
+        raise errors.OptionsError(f"the export is {export!r}; want a form and an address, such as "
+                                  "'hf/llama to s3://bucket/models'", ("storage.options",))
+    return export
+
+
+def _every(which: int | Policy) -> Policy:
+    return every(steps=which) if isinstance(which, int) else which
+
+
 def positive(name: str, n: int | None) -> int | None:
     """Returns an argument that is a positive integer or None."""
     if n is not None and (n := operator.index(n)) < 1:
@@ -253,6 +265,12 @@ class Run:
 
     save says when :meth:`save_if_due` saves, in the words of keep: "every 500 steps, every 30 minutes".
 
+    export says what checkpoints are converted into after their saves, such as "hf/llama to s3://bucket/models with
+    /models/Llama-3.1-8B": the form of Hugging Face, with the configuration and the tokenizer of that folder, in folders
+    such as s3://bucket/models/step-000005000. every says which saves: each 5000 steps, or a text in the words of save;
+    without it, all. A process of low priority does so, while the training goes on. An export that fails does not harm
+    the checkpoint, and is repeated after the next save. See :meth:`export_all` and docs/runs.md.
+
     memory says when it saves to the memory of the hosts of the job, such as "every 10 steps", for restarts that lose
     few steps; see docs/memory.md. ``latest`` and ``cairn.torch.load`` then find the newest checkpoint in memory or at
     path. The attribute ``memory`` is the run in memory, or None. A save to memory replaces the last one. Before it,
@@ -267,7 +285,8 @@ class Run:
     def __init__(self, path: str | os.PathLike[str], *, keep: Policy | None = None,
                  remote: str | os.PathLike[str] | None = None, keep_remote: Policy | None = None, alone: bool = False,
                  remember: bool = False, save: Policy | None = None, memory: Policy | None = None,
-                 keep_if: Callable[[], bool] | None = None, copies: int | None = None, copy_rate: int | None = None):
+                 keep_if: Callable[[], bool] | None = None, copies: int | None = None, copy_rate: int | None = None,
+                 export: str | None = None, every: int | Policy | None = None):
         self.path: str = address_of(path)
         """The absolute path, or the URL."""
         self.remote: str | None = None if remote is None else address_of(remote)
@@ -285,6 +304,14 @@ class Run:
         if remember and (alone or remote is not None):
             raise errors.OptionsError("remember has no effect with alone or remote", ("storage.options",))
         self._due: Due | None = None if save is None else Due(_normal(policy_text(save)))
+        self.export: str = "" if export is None else export_text(export)
+        """What checkpoints are converted into; empty if they are not."""
+        if every is not None and export is None:
+            raise errors.OptionsError("every is set without export", ("storage.options",))
+        self.every: str = "" if every is None else Due(_normal(policy_text(_every(every)))).text
+        """The policy of the saves whose checkpoints are converted; empty for all saves."""
+        if export is not None and memory_run(self.path) is not None:
+            raise errors.OptionsError("checkpoints in memory are not exported", ("storage.options",))
         self.memory: Run | None = None
         """The run in the memory of the hosts."""
         self._keep_if = keep_if
@@ -304,7 +331,7 @@ class Run:
     def __repr__(self) -> str:
         more = {"keep": self.keep, "remote": self.remote, "keep_remote": self.keep_remote, "alone": self.alone,
                 "remember": self.remember, "memory": self.memory and self.memory.path, "copies": self.copies,
-                "copy_rate": self.copy_rate}
+                "copy_rate": self.copy_rate, "export": self.export, "every": self.every}
         return f"cairn.Run({', '.join([repr(self.path), *(f'{k}={v!r}' for k, v in more.items() if v)])})"
 
     def checkpoints(self) -> list[RunCheckpoint]:
@@ -391,11 +418,24 @@ class Run:
 
         What keep_remote would not keep is not uploaded. If remote has another save of a checkpoint, the local one
         replaces it if it is newer, and ``checkpoints`` says which save it has replaced; otherwise CairnError says what
-        to do, and nothing is overwritten. A save to the run does the same in the background. OptionsError: the run has
-        no remote place.
+        to do, and nothing is overwritten. A save to the run does the same in the background. It also
+        carries out the exports that are not done; see :meth:`export_all`. OptionsError: the run has no remote place,
+        and no export that is not done.
         """
         flags = [*self._flags(), *(["--dry-run"] if dry_run else [])]
         return SyncReport.from_message(_command.run("sync", flags, self.path))
+
+    def export_all(self) -> tuple[Exported, ...]:
+        """Carries out the exports of the run that are not done, waits for those under way, and returns them.
+
+        >>> cairn.Run("run").export_all()
+        ()
+
+        The end of a training may call it on one rank, before the job's processes are stopped. The error is that of the
+        exports that fail: the others are done.
+        """
+        out = _command.run("export", self._flags(), self.path)["exports"]
+        return tuple(Exported.from_message(x) for x in out)
 
     def tag(self, checkpoint: int | str | os.PathLike[str] | RunCheckpoint, *tags: str, remove: Iterable[str] = (),
             metrics: Mapping[str, float] | None = None) -> tuple[str, ...]:
@@ -608,6 +648,10 @@ class Member:
             message["refer"] = True
             if self.run.remember:
                 message["remember"] = True
+        if self.run.export:
+            message["export"] = self.run.export
+            if self.run.every:
+                message["export_every"] = self.run.every
         for place in (self.run.path, self.run.remote):
             if place is not None and (found := _loaded.pop(split_address(join_address(place, "x"))[0], None)):
                 message["loaded"] = found

@@ -111,6 +111,62 @@ class Versions(unittest.TestCase):
             self.assertEqual((c.format, c.step), ("slime delta", 1))
 
 
+class Numbers(unittest.TestCase):
+    """Adapters merged into their base, and quantised weights as numbers."""
+
+    def assert_same(self, path, options, want):
+        with cairn.open(path, framework="memory", **options) as c, \
+                cairn.open(want, framework="memory") as w:
+            self.assertEqual(c.shapes(), w.shapes())
+            loaded = w.load()
+            for name, data in c.load().items():
+                self.assertEqual(c[name].dtype, w[name].dtype, name)
+                self.assertEqual(bytes(data.cast("B")), bytes(loaded[name].cast("B")), name)
+
+    def test_adapters(self):
+        cases = sorted((ROOT / "storage" / "adapter" / "testdata").glob("*/input"))
+        self.assertGreater(len(cases), 12)
+        for place in cases:
+            with self.subTest(place=place.parent.name):
+                options = {"format_options": {"base": str(place / "base")}}
+                self.assert_same(place / "adapter", options, place.parent / "expected" / "merged.safetensors")
+
+    def test_slice_of_an_adapter(self):
+        place = ROOT / "storage" / "adapter" / "testdata" / "plain_bf16"
+        name = "model.layers.0.self_attn.q_proj.weight"
+        options = {"base": str(place / "input" / "base")}
+        with cairn.open(place / "input" / "adapter", framework="memory", format_options=options) as c, \
+                cairn.open(place / "expected" / "merged.safetensors", framework="memory") as w:
+            self.assertEqual(bytes(c[name][3:7].cast("B")), bytes(w[name][3:7].cast("B")))
+
+    def test_quantised(self):
+        cases = sorted((ROOT / "storage" / "hf" / "testdata" / "quant").glob("*/input"))
+        self.assertGreater(len(cases), 12)
+        for place in cases:
+            with self.subTest(place=place.parent.name):
+                options = {"format": "hf", "format_options": {"dequantize": True}}
+                self.assert_same(place, options, place.parent / "expected")
+
+    def test_convert(self):
+        adapters, quant = ROOT / "storage" / "adapter" / "testdata", ROOT / "storage" / "hf" / "testdata" / "quant"
+        with tempfile.TemporaryDirectory() as folder:
+            for place, src, options in (
+                (adapters / "dora_bf16", "input/base", {"adapter": adapters / "dora_bf16" / "input" / "adapter"}),
+                (quant / "ct_nvfp4", "input", {"dequantize": True}),
+            ):
+                with self.subTest(place=place.name):
+                    to = pathlib.Path(folder) / place.name
+                    cairn.convert(place / src, to, format="hf", **options)
+                    want = "expected/merged.safetensors" if place.parent == adapters else "expected"
+                    self.assert_same(to, {}, place / want)
+
+    def test_adapter_of_another_base(self):
+        place = ROOT / "storage" / "adapter" / "testdata"
+        with self.assertRaisesRegex(cairn.CairnError, 'the base has no "transformer.h.0.attn.c_attn.weight"'):
+            cairn.open(place / "gpt2_fan_in_fan_out" / "input" / "adapter", framework="memory",
+                       format_options={"base": str(place / "plain_f32" / "input" / "base")})
+
+
 class Native(unittest.TestCase):
     def test_first_version_of_the_format(self):
         with cairn.open(ROOT / "storage" / "native" / "testdata" / "compat" / "v1", framework="memory") as c:

@@ -287,7 +287,7 @@ class ShippedRecipe(Case):
         (self.src / "config.json").write_text(json.dumps(self.CONFIG))
 
     def test_open(self):
-        for recipe in ("hf-to-titan/qwen3", "hf-to-titan"):
+        for recipe in ("hf-to-titan/qwen3", "hf-to-titan", "to-titan", "to-titan/qwen3"):
             with self.subTest(recipe=recipe):
                 c = self.open(self.src, recipe=recipe)
                 self.assertEqual(len(c), len(self.tensors))

@@ -41,7 +41,7 @@ class Specification(unittest.TestCase):
     def test_fields_of_the_request(self):
         save, _ = tables("## save")
         names = {f.name for f in dataclasses.fields(SaveRequest)}
-        self.assertLessEqual(names - {"path", "overwrite"}, save)
+        self.assertLessEqual(names - {"path", "overwrite", "export"}, save)
 
     def test_fields_of_messages(self):
         """What a request makes of all of its fields is on the page."""

@@ -68,8 +68,9 @@ type Options struct {
 	// Dequantize opens quantised weights as the numbers that they represent, for
 	// formats that have such weights.
 	Dequantize bool
-	// Base is the address of the version on which a chain of delta versions is based, for
-	// formats of versions: see slime.Format.
+	// Base is the address of the checkpoint on which another one is based: version 0 of a chain
+	// of delta versions, see slime.Format, or the model of a LoRA adapter, which opens as the
+	// model with the adapter merged into it, see adapter.Open. Other checkpoints do not use it.
 	Base string
 	// Encoding, Checksum and Folder describe a delta version to write: see slime.Format.
 	Encoding, Checksum, Folder string
@@ -131,7 +132,7 @@ func ByName(name string, o *Options) (storage.Format, error) {
 		o = &Options{}
 	}
 	if i := number(name); i >= 0 {
-		return list[i].make(o), nil
+		return withBase(list[i].make(o), o), nil
 	}
 	return nil, fmt.Errorf("%w %q; known are %s", ErrUnknown, name, strings.Join(Names(), ", "))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/orbax"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
 // pointers are the files that training programs keep in the folder of a run, and that name
@@ -65,7 +66,8 @@ const maxPointer = 1 << 10
 // store itself or, if store is the folder of a run with a file that names its newest
 // checkpoint, the folder below store. In the folder of a run of Orbax, which has no such file, it is the finished
 // step with the highest number. The checkpoint of a step of verl or SkyRL is the folder of
-// the model that the program trains: actor or policy, or else the only one. Files of torch.save
+// the model that the program trains: actor or policy, or else the only one. The checkpoint of
+// NeMo 2 is its folder weights. Files of torch.save
 // that libraries write beside a model, such as scheduler.bin, do not count beside such a file or
 // folder. The errors are the errors of Detect.
 func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
@@ -87,6 +89,9 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 	case at == nil && auxiliary:
 		return store, format, err
 	case at == nil:
+		if at, format, err := nemo(ctx, store); at != nil || err != nil {
+			return at, format, err
+		}
 		return newestStep(ctx, store, err)
 	}
 
@@ -103,6 +108,20 @@ func Locate(ctx context.Context, store blob.Store) (blob.Store, string, error) {
 		at = native.Whole(ctx, at)
 	}
 	return at, format, nil
+}
+
+// nemo returns the folder with the weights of a checkpoint of NeMo 2. It is nil if there is none.
+func nemo(ctx context.Context, store blob.Store) (blob.Store, string, error) {
+	at, err := blob.NewSub(store, "weights")
+	if err != nil {
+		return nil, "", err
+	}
+	for _, name := range []string{torchdcp.Files().Records[0], torchdcp.ConfigName} {
+		if ok, err := exists(ctx, at, name); ok || err != nil {
+			return at, TorchDCP, err
+		}
+	}
+	return nil, "", nil
 }
 
 // newestStep returns the newest step of a run of Orbax. If store is no such run, the error is notFound.

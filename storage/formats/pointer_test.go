@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 )
 
 const megatronPointer = "latest_checkpointed_iteration.txt"
@@ -65,6 +66,24 @@ func TestLocate(t *testing.T) {
 	}
 	if _, _, err := formats.Locate(t.Context(), new(mem.Store)); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("Locate of nothing = %v; want %v", err, storage.ErrNotFound)
+	}
+}
+
+// The checkpoint of NeMo 2 is the folder weights below the folder that has its name. Without
+// its .metadata, the error names that file.
+func TestLocateNeMo(t *testing.T) {
+	s := new(mem.Store)
+	must.Do(t, newSaving(t, must.Get(blob.NewSub(s, "weights"))(t), formats.TorchDCP, "s").Run(t.Context(), []plan.State{stateOf(t, 1)}))
+	storagetest.Put(t, s, "weights/"+torchdcp.ConfigName, []byte("{}"))
+	storagetest.Put(t, s, "context/io.json", []byte("{}"))
+	at, format, err := formats.Locate(t.Context(), s)
+	if err != nil || format != formats.TorchDCP || !strings.HasSuffix(at.String(), "/weights") {
+		t.Errorf("Locate = %v, %q, %v; want the folder weights", at, format, err)
+	}
+
+	must.Do(t, s.Remove(t.Context(), "weights/.metadata"))
+	if _, _, err := formats.OpenLocated(t.Context(), s, nil); !errors.Is(err, storage.ErrIncomplete) || !strings.Contains(err.Error(), ".metadata") {
+		t.Errorf("OpenLocated = %v; want %v that names .metadata", err, storage.ErrIncomplete)
 	}
 }
 

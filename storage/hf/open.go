@@ -1,7 +1,6 @@
 package hf
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +50,7 @@ func (f Format) openSource(ctx context.Context, store blob.Store) (*reading.Sour
 	}
 
 	if f.Dequantize {
-		if err := s.dequantize(ctx, dir, cmp.Or(f.DType, tensor.Float32)); err != nil {
+		if err := s.dequantize(ctx, dir, f.DType); err != nil {
 			return nil, fmt.Errorf("%s: %w", store, err)
 		}
 	}

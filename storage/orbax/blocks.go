@@ -110,8 +110,8 @@ const (
 // read fills dst with the elements of box and returns the number of bytes that it read from the file.
 func (c *cache) read(ctx context.Context, b *block, box tensor.Box, dst *tensor.Tensor, budget int64) (int64, error) {
 	switch {
-	case b.codec.Zstd && b.size() > smallBlock && b.inline == nil:
-		return c.readPages(ctx, b, box, dst)
+	case b.codec.Zstd && b.inline == nil:
+		return c.readCompressed(ctx, b, box, dst, budget)
 	case b.codec.Zstd:
 		return c.readSmall(ctx, b, box, dst)
 	case b.inline == nil:
@@ -131,6 +131,31 @@ func (c *cache) read(ctx context.Context, b *block, box tensor.Box, dst *tensor.
 		resolve(p)
 	}
 	return 0, b.fill(p, 0, box, dst)
+}
+
+// readCompressed reads a compressed block of a file. If it would be decompressed a second time, it
+// goes to the temporary file, as long as there is room.
+func (c *cache) readCompressed(ctx context.Context, b *block, box tensor.Box, dst *tensor.Tensor, budget int64) (read int64, err error) {
+	if _, ok, err := c.readSpilled(ctx, b, box, dst, budget, false); ok {
+		return 0, err
+	}
+
+	from := c.readPages
+	if b.size() <= smallBlock {
+		from = c.readSmall
+	}
+	for {
+		n, err := from(ctx, b, box, dst)
+		read += n
+		if !errors.Is(err, errAgain) {
+			return read, err
+		}
+		n, ok, err := c.readSpilled(ctx, b, box, dst, budget, true)
+		read += n
+		if ok {
+			return read, err
+		}
+	}
 }
 
 // explain returns the error of a read from the file of the block: a file that is missing or too
@@ -227,6 +252,9 @@ func (c *cache) readSmall(ctx context.Context, b *block, box tensor.Box, dst *te
 	key := pageKey{b.file, b.offset, 0}
 	pg := c.get(key)
 	if pg == nil {
+		if err := c.spill.again(b, box); err != nil {
+			return 0, err
+		}
 		p := c.memory(b.size())
 		if read, err = c.inflate(ctx, b, p); err != nil {
 			return read, err

@@ -33,6 +33,7 @@ const (
 type cache struct {
 	store blob.Store
 	small func() *zstd.Decoder
+	spill spill
 
 	mu      sync.Mutex
 	pages   map[pageKey]*page // guarded by mu
@@ -50,6 +51,7 @@ type cache struct {
 func newCache(store blob.Store) *cache {
 	return &cache{
 		store: store, small: sync.OnceValue(newSmall),
+		spill: spill{seen: map[pageKey]bool{}, blocks: map[pageKey]*spilled{}, refused: map[pageKey]bool{}},
 		pages: map[pageKey]*page{}, idle: list.New(), streams: map[pageKey]*stream{}, resting: list.New(), indexes: map[pageKey]*index{},
 	}
 }
@@ -153,6 +155,7 @@ func (c *cache) close() {
 	}
 	c.resting.Init()
 	clear(c.streams)
+	c.spill.close()
 }
 
 // readPages reads a large compressed block page by page. Pages without elements of box are
@@ -176,7 +179,7 @@ func (c *cache) readPages(ctx context.Context, b *block, box tensor.Box, dst *te
 			continue
 		}
 
-		pg, n, err := c.page(ctx, b, at/pageBytes)
+		pg, n, err := c.page(ctx, b, box, at/pageBytes)
 		read += n
 		if err != nil {
 			return read, err
@@ -190,8 +193,8 @@ func (c *cache) readPages(ctx context.Context, b *block, box tensor.Box, dst *te
 	return read, nil
 }
 
-// page returns page n of a block. The caller releases it.
-func (c *cache) page(ctx context.Context, b *block, n int64) (pg *page, read int64, err error) {
+// page returns page n of a block, for a read of a box. The caller releases it.
+func (c *cache) page(ctx context.Context, b *block, box tensor.Box, n int64) (pg *page, read int64, err error) {
 	key := pageKey{b.file, b.offset, n}
 	if pg := c.get(key); pg != nil {
 		return pg, 0, nil
@@ -211,6 +214,11 @@ func (c *cache) page(ctx context.Context, b *block, n int64) (pg *page, read int
 
 	if s.number > n {
 		s.close()
+	}
+	if s.dec == nil {
+		if err := c.spill.again(b, box); err != nil {
+			return nil, 0, err
+		}
 	}
 	before := s.read
 	for {

@@ -26,12 +26,21 @@ var (
 	// malformed, or does not fit the version before it. It is also a storage.ErrCorrupt.
 	ErrChain = fmt.Errorf("%w: broken chain of versions", storage.ErrCorrupt)
 	// ErrBase reports a chain that ends at version 0, if Format.Base does not name a checkpoint
-	// that can be version 0. It is also a storage.ErrNotFound if there is no checkpoint at Base.
-	ErrBase = errors.New("the option base must name version 0, the checkpoint that the training began with")
+	// that can be version 0. It is also a storage.ErrOptions, and a storage.ErrNotFound if there is no checkpoint
+	// at Base.
+	ErrBase error = baseError{}
 	// ErrBefore reports that a version cannot be written because the version before it
 	// cannot be opened.
 	ErrBefore = errors.New("it needs the version before it")
 )
+
+type baseError struct{}
+
+func (baseError) Error() string {
+	return "the option base must name version 0, the checkpoint that the training began with"
+}
+
+func (baseError) Unwrap() error { return storage.ErrOptions }
 
 // Recognize reports whether a file of that name at the root of a store may describe a delta
 // version, or holds data of one. Indexes of full versions have the same name: see IsDelta.

@@ -45,6 +45,10 @@ func TestMegatronFiles(t *testing.T) {
 			names: []string{weight + "_w", weight + "_v"},
 			want:  map[string]any{"content_metadata.non_homogeneous_layers": true, "content_metadata.singleton_local_shards": true},
 		},
+		"numbered experts that are not gated": {
+			names: []string{"decoder.layers.0.mlp.experts.experts.1.linear_fc1.weight"},
+			want:  map[string]any{"content_metadata.non_homogeneous_layers": true, "content_metadata.singleton_local_shards": true},
+		},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			store := new(mem.Store)
@@ -55,7 +59,7 @@ func TestMegatronFiles(t *testing.T) {
 				state[n] = storagetest.Filled(t, tensor.Float32, []int64{2}, 1)
 			}
 			must.Do(t, storagetest.Save(t.Context(), plain.At(store), storagetest.Storage("x", 1, 1), state))
-			files := must.Get(torchdcp.MegatronFiles(c.names, c.step))(t)
+			files := must.Get(torchdcp.MegatronFiles(c.names, c.step, nil))(t)
 			for name, text := range files {
 				must.Get(blob.WriteAll(t.Context(), store, name, text, nil))(t)
 			}
@@ -79,7 +83,7 @@ func TestDamagedCommonFile(t *testing.T) {
 	store := new(mem.Store)
 	names := []string{"decoder.final_layernorm.weight"}
 	must.Do(t, storagetest.Save(t.Context(), plain.At(store), storagetest.Storage("x", 1, 1), plan.State{names[0]: storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}))
-	whole := must.Get(torchdcp.MegatronFiles(names, nil))(t)[torchdcp.CommonName]
+	whole := must.Get(torchdcp.MegatronFiles(names, nil, nil))(t)[torchdcp.CommonName]
 	for claim, data := range map[string][]byte{
 		"empty": {}, "zeros": make([]byte, len(whole)), "cut": whole[:len(whole)/2], "another file": []byte("<html>"), "the first bytes": append([]byte("xx"), whole[2:]...),
 	} {
@@ -95,7 +99,7 @@ func TestMissingCommonFile(t *testing.T) {
 	store := new(mem.Store)
 	names := []string{"decoder.final_layernorm.weight"}
 	must.Do(t, storagetest.Save(t.Context(), plain.At(store), storagetest.Storage("x", 1, 1), plan.State{names[0]: storagetest.Filled(t, tensor.Float32, []int64{2}, 1)}))
-	storagetest.Put(t, store, torchdcp.ConfigName, must.Get(torchdcp.MegatronFiles(names, nil))(t)[torchdcp.ConfigName])
+	storagetest.Put(t, store, torchdcp.ConfigName, must.Get(torchdcp.MegatronFiles(names, nil, nil))(t)[torchdcp.ConfigName])
 	ck := must.Get(torchdcp.Format{}.Open(t.Context(), store))(t)
 	defer ck.Close()
 	if err := must.Get(ck.Metadata(t.Context()))(t).CheckWhole(nil); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), torchdcp.CommonName) {

@@ -36,9 +36,9 @@ type mesh struct {
 // meshes remembers the meshes of a file: all its DTensors refer to a few objects.
 type meshes map[*value.Object]*mesh
 
-// asDTensor returns the DTensor that a value of the file of a rank is, or nil. The names of
+// asDTensor returns the DTensor that a value of f, the file of a rank, is, or nil. The names of
 // the attributes differ between releases of PyTorch.
-func asDTensor(v any, rank int, known meshes) *dtensor {
+func asDTensor(f *File, v any, rank int, known meshes) *dtensor {
 	o := distributed(v, "DTensor")
 	if o == nil {
 		return nil
@@ -48,10 +48,10 @@ func asDTensor(v any, rank int, known meshes) *dtensor {
 	if !ok {
 		return nil
 	}
-	d := &dtensor{local: local}
+	d := &dtensor{local: f.OwnTensor(local)}
 	spec := attributes(attrs["_spec"])
-	if d.err = d.setShape(spec["tensor_meta"], o.Args[2]); d.err == nil {
-		d.err = d.setLayout(spec, rank, known)
+	if d.err = d.setShape(f.Own(spec["tensor_meta"]), f.Own(o.Args[2])); d.err == nil {
+		d.err = d.setLayout(f, spec, rank, known)
 	}
 	return d
 }
@@ -108,8 +108,8 @@ func (d *dtensor) setShape(meta, args any) error {
 	return fmt.Errorf("its shape is not in the object")
 }
 
-func (d *dtensor) setLayout(spec map[string]any, rank int, known meshes) error {
-	m, err := meshOf(spec["mesh"], rank, known)
+func (d *dtensor) setLayout(f *File, spec map[string]any, rank int, known meshes) error {
+	m, err := meshOf(f, spec["mesh"], rank, known)
 	if err != nil {
 		return err
 	}
@@ -117,10 +117,10 @@ func (d *dtensor) setLayout(spec map[string]any, rank int, known meshes) error {
 	for i, n := range m.sizes {
 		d.place = d.place*n + int(m.at[i])
 	}
-	if p.Placements, err = placements(spec["placements"]); err != nil {
+	if p.Placements, err = placements(f.Own(spec["placements"])); err != nil {
 		return err
 	}
-	if err := checkOrder(spec["shard_order"]); err != nil {
+	if err := checkOrder(f.Own(spec["shard_order"])); err != nil {
 		return err
 	}
 	d.layout, d.mesh = p, m
@@ -128,13 +128,13 @@ func (d *dtensor) setLayout(spec map[string]any, rank int, known meshes) error {
 }
 
 // meshOf returns the mesh that an object describes.
-func meshOf(v any, rank int, known meshes) (*mesh, error) {
+func meshOf(f *File, v any, rank int, known meshes) (*mesh, error) {
 	o, _ := v.(*value.Object)
 	if m := known[o]; m != nil {
 		return m, nil
 	}
 
-	attrs := attributes(v)
+	attrs := attributes(f.Own(v))
 	sizes, err := meshShape(attrs)
 	if err != nil {
 		return nil, err

@@ -57,7 +57,7 @@ func (f FSDP) NewWriter(blob.Store, storage.WriteOptions) (storage.Writer, error
 // different saves, and storage.ErrVersion if they hold the flat pieces of LOCAL_STATE_DICT.
 func (f FSDP) Open(ctx context.Context, store blob.Store) (storage.Checkpoint, error) {
 	src, err := reading.Watch(ctx, store, []string{fsdpConfig}, func(ctx context.Context) (*reading.Source, error) {
-		return describeFSDP(ctx, store)
+		return describeFSDP(ctx, store, openAlike)
 	})
 	if err != nil {
 		return nil, err
@@ -265,36 +265,35 @@ func (it *fsdpItem) checkRanks(world int) error {
 	return nil
 }
 
-// open opens the files of all items.
-func (d *fsdpFolder) open(ctx context.Context, store blob.Store) error {
-	var names []string
-	for _, it := range d.items {
-		for rank := range it.have {
-			names = append(names, it.file(rank))
+// openFunc opens files, like OpenFiles.
+type openFunc func(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error)
+
+// open opens the files of all items. alike opens files with a part of each parameter.
+func (d *fsdpFolder) open(ctx context.Context, store blob.Store, alike openFunc) error {
+	for _, name := range slices.Sorted(maps.Keys(d.items)) {
+		it := d.items[name]
+		names := make([]string, len(it.have))
+		for rank := range names {
+			names[rank] = it.file(rank)
 		}
-	}
-	slices.Sort(names)
+		open := OpenFiles
+		if it.kind != "extra_state" {
+			open = alike
+		}
 
-	opened, lost, err := OpenFiles(ctx, store, names)
-	if err == nil {
-		err = lost.Err()
-	}
-	if err != nil {
-		return err
-	}
-
-	byName := make(map[string]*File, len(opened))
-	for _, f := range opened {
-		if err := checkSavedAs(f); err != nil {
+		files, lost, err := open(ctx, store, names)
+		if err == nil {
+			err = lost.Err()
+		}
+		if err != nil {
 			return err
 		}
-		byName[f.Name] = f
-	}
-	for _, it := range d.items {
-		it.files = make([]*File, len(it.have))
-		for rank := range it.files {
-			it.files[rank] = byName[it.file(rank)]
+		for _, f := range files {
+			if err := checkSavedAs(f); err != nil {
+				return err
+			}
 		}
+		it.files = files
 	}
 	return nil
 }
@@ -310,7 +309,7 @@ func checkSavedAs(f *File) error {
 }
 
 // describeFSDP reads everything about the checkpoint except its data.
-func describeFSDP(ctx context.Context, store blob.Store) (*reading.Source, error) {
+func describeFSDP(ctx context.Context, store blob.Store, alike openFunc) (*reading.Source, error) {
 	d, err := listFSDP(ctx, store)
 	if err != nil {
 		return nil, err
@@ -318,7 +317,7 @@ func describeFSDP(ctx context.Context, store blob.Store) (*reading.Source, error
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	if err := d.open(ctx, store); err != nil {
+	if err := d.open(ctx, store, alike); err != nil {
 		return nil, err
 	}
 
@@ -339,7 +338,7 @@ func describeFSDP(ctx context.Context, store blob.Store) (*reading.Source, error
 
 	for _, it := range d.items {
 		for _, f := range it.files {
-			f.File.Root = nil // the pickles of all ranks are large
+			f.Forget() // the pickles of all ranks are large
 		}
 	}
 	src := c.b.Source("FSDP, one file for each rank")

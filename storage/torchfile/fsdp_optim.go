@@ -27,29 +27,45 @@ type fsdpOptim struct {
 	keys   []any    // with a state on any rank, in order
 	groups [][]any  // the keys of each parameter group
 	known  []meshes // of each rank
+	ranks  *ranksOf
+	// spreads are the states in parts that can be described together.
+	spreads map[stateKey]*spread
+}
+
+// stateKey is a state of a parameter.
+type stateKey struct {
+	key   any
+	state string
 }
 
 // readOptim describes the files of an optimizer.
 func (c *fsdpSave) readOptim(ctx context.Context, it *fsdpItem, m *fsdpModel) error {
-	o := &fsdpOptim{fsdpItem: it, model: m}
+	o := &fsdpOptim{fsdpItem: it, model: m, ranks: newRanks(it)}
 	rest := make([]map[string]any, len(it.files))
 	for rank, f := range it.files {
 		root, err := dictIn(f, f.Root)
 		if err != nil {
 			return err
 		}
-		rest[rank] = maps.Clone(root)
-		delete(rest[rank], "state")
+		o.known = append(o.known, meshes{})
+		first := o.ranks.groups[o.ranks.of[rank]]
+		if rest[rank] = o.rest(f, root, rank > first); rank > first {
+			o.states = append(o.states, o.states[first])
+			continue
+		}
 		states, err := statesOf(f, root["state"])
 		if err != nil {
 			return err
 		}
-		o.states, o.known = append(o.states, states), append(o.known, meshes{})
+		o.states = append(o.states, states)
 	}
 	if err := o.collect(rest[0]["param_groups"]); err != nil {
 		return err
 	}
 	if err := c.checkSteps(ctx, o); err != nil {
+		return err
+	}
+	if err := c.spreadStates(ctx, o); err != nil {
 		return err
 	}
 
@@ -82,6 +98,65 @@ func (c *fsdpSave) readOptim(ctx context.Context, it *fsdpItem, m *fsdpModel) er
 		}
 	}
 	return nil
+}
+
+// rest returns everything but the states in the file of a rank. If the rank shares its value with
+// a rank before it, and both have the same, it returns nil.
+func (o *fsdpOptim) rest(f *File, root map[string]any, again bool) map[string]any {
+	out := maps.Clone(root)
+	delete(out, "state")
+	if !torchsave.Varies(out) {
+		if again {
+			return nil
+		}
+		return out
+	}
+	out, _ = f.Own(out).(map[string]any)
+	return out
+}
+
+// spreadStates finds the states in parts that can be described together.
+func (c *fsdpSave) spreadStates(ctx context.Context, o *fsdpOptim) error {
+	var all []stateKey
+	for _, key := range o.keys {
+		for _, state := range o.statesOf(key) {
+			all = append(all, stateKey{key, state})
+		}
+	}
+	spreads, err := o.fsdpItem.spreads(ctx, o.ranks, len(all), func(i, rank int) any { return o.states[rank][all[i].key][all[i].state] })
+	if err != nil {
+		return err
+	}
+
+	o.spreads = make(map[stateKey]*spread, len(all))
+	made := cuts{}
+	for i, s := range spreads {
+		of := func(rank int) any { return o.states[rank][all[i].key][all[i].state] }
+		if s == nil {
+			continue
+		}
+		if err := c.cut(o.fsdpItem, s, made, o.known, of); err != nil {
+			spreads[i] = nil // reported by state
+			continue
+		}
+		if s.problem != "" {
+			spreads[i] = nil
+			continue
+		}
+		o.spreads[all[i]] = s
+	}
+	return describeAll(ctx, spreads)
+}
+
+// statesOf returns the states of a key on any rank.
+func (o *fsdpOptim) statesOf(key any) []string {
+	seen := map[string]bool{}
+	for _, rank := range o.ranks.groups {
+		for state := range o.states[rank][key] {
+			seen[state] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
 }
 
 // statesOf returns the states of an optimizer by the keys of parameters.
@@ -126,8 +201,8 @@ const maxStates = 32
 // collect finds the keys of all parameters.
 func (o *fsdpOptim) collect(groups any) error {
 	seen := map[any]bool{}
-	for _, states := range o.states {
-		for key := range states {
+	for _, rank := range o.ranks.groups {
+		for key := range o.states[rank] {
 			seen[key] = true
 		}
 	}
@@ -181,35 +256,41 @@ func (c *fsdpSave) checkSteps(ctx context.Context, o *fsdpOptim) error {
 				first = rank
 				continue
 			}
-			if same(v, o.states[first][key]["step"]) {
+			f, than, old := o.files[rank], o.files[first], o.states[first][key]["step"]
+			if same(f, v, than, old) {
 				continue
 			}
-			f, than := o.files[rank], o.files[first]
-			return otherSave(f, than, "the step of parameter %v is %v, and %v there", key, c.number(ctx, f, v), c.number(ctx, than, o.states[first][key]["step"]))
+			return otherSave(f, than, "the step of parameter %v is %v, and %v there", key, c.number(ctx, f, f.Own(v)), c.number(ctx, than, than.Own(old)))
 		}
 	}
 	return nil
 }
 
-// same reports whether values without dimensions are the same: tensors by their checksums.
-func same(a, b any) bool {
+// same reports whether values without dimensions of two files are the same: tensors by their
+// checksums.
+func same(f *File, a any, than *File, b any) bool {
 	t, ok1 := a.(*torchsave.Tensor)
 	u, ok2 := b.(*torchsave.Tensor)
 	if ok1 && ok2 {
-		return slices.Equal(t.Shape, u.Shape) && t.DType == u.DType && sameBytes(t, u)
+		return slices.Equal(t.Shape, u.Shape) && t.DType == u.DType &&
+			(t.Sum == nil || u.Sum == nil || sameView(t, u) && f.CRC(t) == than.CRC(u))
 	}
-	codec1, data1, err1 := value.Encode(a)
-	codec2, data2, err2 := value.Encode(b)
+	codec1, data1, err1 := value.Encode(f.Own(a))
+	codec2, data2, err2 := value.Encode(than.Own(b))
 	return err1 == nil && err2 == nil && codec1 == codec2 && string(data1) == string(data2)
 }
 
 // number returns a value without dimensions, for a message.
 func (c *fsdpSave) number(ctx context.Context, f *File, v any) any {
-	t, ok := v.(*torchsave.Tensor)
-	if !ok || t.NumBytes() > 16 {
+	var out any = "another one"
+	switch v.(type) {
+	case int64, float64:
 		return v
 	}
-	var out any = "another one"
+	t, ok := v.(*torchsave.Tensor)
+	if !ok || t.NumBytes() > 16 {
+		return out
+	}
 	_ = f.read(ctx, c.store, func(r blob.Reader) error { // the message does without it
 		x, err := t.Read(ctx, r.ReadAt)
 		if err != nil {
@@ -267,13 +348,7 @@ func (o *fsdpOptim) statePath(name, state string) meta.Path {
 
 // addStates adds the states of a parameter.
 func (c *fsdpSave) addStates(o *fsdpOptim, key any, name string) error {
-	seen := map[string]bool{}
-	for _, states := range o.states {
-		for state := range states[key] {
-			seen[state] = true
-		}
-	}
-	for _, state := range slices.Sorted(maps.Keys(seen)) {
+	for _, state := range o.statesOf(key) {
 		l, err := c.state(o, key, name, state)
 		if err != nil {
 			return err
@@ -287,6 +362,9 @@ func (c *fsdpSave) addStates(o *fsdpOptim, key any, name string) error {
 func (c *fsdpSave) state(o *fsdpOptim, key any, name, state string) (leaf, error) {
 	at := o.statePath(name, state)
 	of := func(rank int) any { return o.states[rank][key][state] }
+	if s := o.spreads[stateKey{key, state}]; s != nil {
+		return leaf{at, s, o.files[s.held[0].rank]}, c.check(o.fsdpItem, s.cut, at, s.tensor)
+	}
 	pieces, err := c.pieces(o.fsdpItem, o.known, of)
 	if err != nil {
 		return leaf{}, err
@@ -312,11 +390,11 @@ func (c *fsdpSave) state(o *fsdpOptim, key any, name, state string) (leaf, error
 		if !ok && o.states[rank][key] != nil {
 			return leaf{}, otherSave(o.files[rank], o.files[first], "it has no %q of %q", state, name)
 		}
-		if ok && !same(v, of(first)) {
+		if ok && !same(o.files[rank], v, o.files[first], of(first)) {
 			return leaf{}, otherSave(o.files[rank], o.files[first], "%q of %q differs", state, name)
 		}
 	}
-	return leaf{at, of(first), o.files[first]}, nil
+	return leaf{at, o.files[first].Own(of(first)), o.files[first]}, nil
 }
 
 // flatPiece is a flat tensor that a rank holds, and the position of its first element in the
@@ -330,8 +408,8 @@ type flatPiece struct {
 // isFlat reports whether a state is one flat tensor on each rank that has it.
 func (o *fsdpOptim) isFlat(key any, state string) bool {
 	found := false
-	for _, states := range o.states {
-		v, ok := states[key][state]
+	for _, rank := range o.ranks.groups {
+		v, ok := o.states[rank][key][state]
 		t, isTensor := v.(*torchsave.Tensor)
 		if ok && (!isTensor || len(t.Shape) != 1 || !t.Contiguous() || t.Conj || t.Neg) {
 			return false
@@ -358,9 +436,9 @@ func (o *fsdpOptim) flat(p *fsdpParam, key any, state string) ([]flatPiece, int6
 	var total int64
 	for _, shard := range slices.Sorted(maps.Keys(shards)) {
 		ranks := shards[shard]
-		first, has := o.states[ranks[0]][key][state].(*torchsave.Tensor)
+		first, has := o.tensor(ranks[0], key, state)
 		for _, rank := range ranks[1:] {
-			t, ok := o.states[rank][key][state].(*torchsave.Tensor)
+			t, ok := o.tensor(rank, key, state)
 			if ok != has || ok && (!slices.Equal(t.Shape, first.Shape) || !sameBytes(t, first)) {
 				return nil, 0, otherSave(o.files[rank], o.files[ranks[0]], "both have a copy of %q of parameter %v, and the copies differ", state, key)
 			}
@@ -375,6 +453,15 @@ func (o *fsdpOptim) flat(p *fsdpParam, key any, state string) ([]flatPiece, int6
 		total += first.Shape[0]
 	}
 	return out, total, nil
+}
+
+// tensor returns a state of a rank that is a tensor.
+func (o *fsdpOptim) tensor(rank int, key any, state string) (*torchsave.Tensor, bool) {
+	t, ok := o.states[rank][key][state].(*torchsave.Tensor)
+	if ok {
+		t = o.files[rank].OwnTensor(t)
+	}
+	return t, ok
 }
 
 // cutFlat returns a parameter's part of a flat tensor, from the element from on.
@@ -515,13 +602,16 @@ func (o *fsdpOptim) pair(keys []any, params []*fsdpParam, names map[any]string) 
 // does not.
 func (o *fsdpOptim) fits(key any, p *fsdpParam) (shape []int64, ok bool) {
 	for rank, states := range o.states {
+		if rank > o.ranks.groups[o.ranks.of[rank]] && o.alike(key) {
+			continue // its states have the shapes of a rank before it
+		}
 		for _, state := range slices.Sorted(maps.Keys(states[key])) {
 			v := states[key][state]
 			t, isTensor := v.(*torchsave.Tensor)
 			if isTensor && len(t.Shape) == 0 && len(p.shape) > 0 {
 				continue
 			}
-			switch piece, err := asPiece(v, rank, o.known[rank]); {
+			switch piece, err := asPiece(o.files[rank], v, rank, o.known[rank]); {
 			case err != nil: // reported by its reader
 				return nil, true
 			case piece != nil:
@@ -543,6 +633,18 @@ func (o *fsdpOptim) fits(key any, p *fsdpParam) (shape []int64, ok bool) {
 		}
 	}
 	return shape, shape == nil
+}
+
+// alike reports whether the states of a key have the same shapes on ranks that share their values.
+func (o *fsdpOptim) alike(key any) bool {
+	for _, rank := range o.ranks.groups {
+		for state, v := range o.states[rank][key] {
+			if _, ok := v.(*value.Object); ok && o.spreads[stateKey{key, state}] == nil {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // nameGroups names the parameters of several groups. Numbers count group by group, and inside of

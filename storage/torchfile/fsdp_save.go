@@ -12,7 +12,6 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
-	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/reading"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -34,7 +33,7 @@ type fsdpSave struct {
 func (c *fsdpSave) read(ctx context.Context) error {
 	models := map[string]*fsdpModel{}
 	for _, it := range c.of("model") {
-		m, err := c.readModel(it)
+		m, err := c.readModel(ctx, it)
 		if err != nil {
 			return err
 		}
@@ -69,8 +68,10 @@ func otherSave(file, than *File, format string, args ...any) error {
 type fsdpParam struct {
 	name  string
 	shape []int64
-	// pieces are what each rank holds. Nil: the tensor is whole on each rank.
+	// pieces are what each rank holds. Nil: the tensor is whole on each rank. If spread is set,
+	// it has the tensors of the pieces.
 	pieces []*piece
+	spread *spread
 	// again means that it is the same tensor as an earlier one: the weights are tied.
 	again bool
 	dtype tensor.DType
@@ -86,10 +87,15 @@ type fsdpModel struct {
 }
 
 // readModel describes the files of a model.
-func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
+func (c *fsdpSave) readModel(ctx context.Context, it *fsdpItem) (*fsdpModel, error) {
 	roots := make([]map[string]any, len(it.files))
 	var order []string
+	ranks := newRanks(it)
 	for rank, f := range it.files {
+		if first := ranks.groups[ranks.of[rank]]; first != rank {
+			roots[rank] = roots[first]
+			continue
+		}
 		values, err := dictIn(f, f.Root)
 		if err != nil {
 			return nil, err
@@ -100,7 +106,7 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 			}
 		}
 		if rank == 0 {
-			order = orderOf(f.Root)
+			order = orderOf(f)
 		}
 		roots[rank] = values
 		if err := sameNames(f, it.files[0], values, roots[0], order); err != nil {
@@ -114,15 +120,35 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 	for rank := range roots {
 		rest[rank], known[rank] = map[string]any{}, meshes{}
 	}
-	for _, name := range order {
+	spreads, err := it.spreads(ctx, ranks, len(order), func(i, rank int) any { return roots[rank][order[i]] })
+	if err != nil {
+		return nil, err
+	}
+	made := cuts{}
+	for i, name := range order {
 		p := &fsdpParam{name: name}
-		pieces, err := c.pieces(it, known, func(rank int) any { return roots[rank][name] })
+		at := meta.Path{meta.Key(it.name), meta.Key(name)}
+		of := func(rank int) any { return roots[rank][name] }
+		if s := spreads[i]; s != nil {
+			if err := c.cut(it, s, made, known, of); err != nil {
+				return nil, err
+			}
+			if err := c.check(it, s.cut, at, s.tensor); err != nil {
+				return nil, err
+			}
+			p.spread, p.pieces, p.shape, p.dtype = s, s.cut.pieces, s.cut.pieces[0].shape, s.cut.pieces[0].dtype
+			c.leaves = append(c.leaves, leaf{at, s, it.files[s.cut.held[0].rank]})
+			m.params, m.byName[name] = append(m.params, p), p
+			continue
+		}
+
+		pieces, err := c.pieces(it, known, of)
 		if err != nil {
 			return nil, err
 		}
 		if pieces != nil {
 			p.pieces, p.shape, p.dtype = pieces, pieces[0].shape, pieces[0].dtype
-			l, err := c.join(it, meta.Path{meta.Key(it.name), meta.Key(name)}, pieces)
+			l, err := c.join(it, at, pieces)
 			if err != nil {
 				return nil, err
 			}
@@ -130,7 +156,7 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 		} else {
 			t, ok := roots[0][name].(*torchsave.Tensor)
 			for rank := range roots {
-				rest[rank][name] = roots[rank][name]
+				rest[rank][name] = it.files[rank].Own(roots[rank][name])
 			}
 			if !ok {
 				continue
@@ -139,7 +165,10 @@ func (c *fsdpSave) readModel(it *fsdpItem) (*fsdpModel, error) {
 		}
 		m.params, m.byName[name] = append(m.params, p), p
 	}
-	m.tie(roots)
+	if err := describeAll(ctx, spreads); err != nil {
+		return nil, err
+	}
+	m.tie(it, roots)
 	return m, c.readRest(it, it.name, rest)
 }
 
@@ -162,9 +191,10 @@ func dictIn(f *File, v any) (map[string]any, error) {
 	return nil, reading.Damaged(f.Name, "it holds %T; want a dict of names", v)
 }
 
-// orderOf returns the names of a dict in the order in which the program has saved them. The names
+// orderOf returns the names of the dict in a file, in the order in which the program has saved them. The names
 // of a dict without an order are in the order of their storages.
-func orderOf(v any) []string {
+func orderOf(f *File) []string {
+	v := f.Root
 	if d, ok := v.(*value.Dict); ok {
 		names := make([]string, len(d.Pairs))
 		for i, p := range d.Pairs {
@@ -176,17 +206,17 @@ func orderOf(v any) []string {
 	d, _ := v.(map[string]any)
 	at := make(map[string]int, len(d))
 	for name, v := range d {
-		at[name] = storageNumber(v)
+		at[name] = storageNumber(f, v)
 	}
 	return slices.SortedFunc(maps.Keys(d), func(a, b string) int { return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b)) })
 }
 
 // storageNumber returns the number of the storage of a tensor: torch.save numbers storages in
 // the order of its values.
-func storageNumber(v any) int {
+func storageNumber(f *File, v any) int {
 	t, ok := v.(*torchsave.Tensor)
 	if !ok {
-		if d := asDTensor(v, 0, nil); d != nil {
+		if d := asDTensor(f, v, 0, nil); d != nil {
 			t = d.local
 		}
 	}
@@ -219,7 +249,7 @@ func sameNames(f, first *File, values, want map[string]any, order []string) erro
 func (c *fsdpSave) pieces(it *fsdpItem, known []meshes, of func(rank int) any) ([]*piece, error) {
 	var out []*piece
 	for rank, f := range it.files {
-		p, err := asPiece(of(rank), rank, known[rank])
+		p, err := asPiece(f, of(rank), rank, known[rank])
 		if err != nil {
 			return nil, reading.Damaged(f.Name, "%w", err)
 		}
@@ -256,48 +286,36 @@ func (c *fsdpSave) checkWorld(it *fsdpItem, f *File, world int) error {
 
 // join makes one tensor of the pieces of all ranks.
 func (c *fsdpSave) join(it *fsdpItem, at meta.Path, pieces []*piece) (leaf, error) {
-	all := &sharded{shape: pieces[0].shape}
-	type held struct{ rank, part int }
-	var boxes []held
-	for rank, p := range pieces {
-		for i := range p.boxes {
-			boxes = append(boxes, held{rank, i})
-		}
+	x := newCut(pieces)
+	tensorOf := func(h held) *torchsave.Tensor { return pieces[h.rank].parts[h.part] }
+	if err := c.check(it, x, at, tensorOf); err != nil {
+		return leaf{}, err
 	}
-	box := func(h held) tensor.Box { return pieces[h.rank].boxes[h.part] }
-	slices.SortStableFunc(boxes, func(a, b held) int {
-		x, y := box(a), box(b)
-		return cmp.Or(slices.Compare(x.Offsets, y.Offsets), slices.Compare(x.Sizes, y.Sizes))
-	})
-
-	empty := tensor.Whole(all.shape).Empty()
-	for i, h := range boxes {
-		b, t := box(h), pieces[h.rank].parts[h.part]
-		if b.Empty() && (!empty || len(all.parts) > 0) {
-			continue
-		}
-		if i > 0 && !empty && box(boxes[i-1]).Equal(b) {
-			first := all.parts[len(all.parts)-1]
-			if sameBytes(first.Tensor, t) {
-				continue
-			}
-			if pieces[h.rank].copied {
-				return leaf{}, otherSave(it.files[h.rank], first.File, "both have elements %v of %q, and they differ", b, at.FQN())
-			}
-			c.note("%s has other elements %v of %q than %s: the elements of the latter are read", it.files[h.rank].Name, b, at.FQN(), first.File.Name)
-			continue
-		}
-		all.chunks, all.parts = append(all.chunks, b), append(all.parts, Elements{File: it.files[h.rank], Tensor: t})
-	}
-
-	if problems := plan.CheckCoverage(all.shape, all.chunks); len(problems) > 0 || len(all.parts) == 0 {
-		why := "no rank has a part of it"
-		if len(problems) > 0 {
-			why = problems[0].Text
-		}
-		return leaf{}, reading.Damaged(it.files[0].Name, "the files of all ranks have %d chunks of %q, which is %v: %s", len(all.chunks), at.FQN(), all.shape, why)
+	all := &sharded{shape: x.pieces[0].shape, chunks: x.chunks}
+	for _, h := range x.held {
+		all.parts = append(all.parts, Elements{File: it.files[h.rank], Tensor: tensorOf(h)})
 	}
 	return leaf{at, all, all.parts[0].File}, nil
+}
+
+// check compares the parts that several ranks hold. It returns an error if ranks that should have
+// copies have other elements, or if the parts do not cover the tensor.
+func (c *fsdpSave) check(it *fsdpItem, x *cut, at meta.Path, tensorOf func(h held) *torchsave.Tensor) error {
+	for _, a := range x.again {
+		first, h := a[0], a[1]
+		if sameBytes(tensorOf(first), tensorOf(h)) {
+			continue
+		}
+		b := x.box(h)
+		if x.pieces[h.rank].copied {
+			return otherSave(it.files[h.rank], it.files[first.rank], "both have elements %v of %q, and they differ", b, at.FQN())
+		}
+		c.note("%s has other elements %v of %q than %s: the elements of the latter are read", it.files[h.rank].Name, b, at.FQN(), it.files[first.rank].Name)
+	}
+	if x.problem != "" {
+		return reading.Damaged(it.files[0].Name, "the files of all ranks have %d chunks of %q, which is %v: %s", len(x.chunks), at.FQN(), x.pieces[0].shape, x.problem)
+	}
+	return nil
 }
 
 // maxNotes bounds the notes about a checkpoint.
@@ -313,49 +331,80 @@ func (c *fsdpSave) note(format string, args ...any) {
 // sameBytes reports whether two tensors of one shape have the same elements, by the checksums
 // of their storages. Without checksums, nothing shows that they differ.
 func sameBytes(a, b *torchsave.Tensor) bool {
-	if a.Sum == nil || b.Sum == nil {
-		return true
-	}
+	return a.Sum == nil || b.Sum == nil || sameView(a, b) && a.Sum.CRC == b.Sum.CRC
+}
+
+// sameView reports whether two tensors with checksums are the same elements of their storages.
+func sameView(a, b *torchsave.Tensor) bool {
 	return a.DType == b.DType && slices.Equal(a.Strides, b.Strides) && a.Conj == b.Conj && a.Neg == b.Neg &&
-		a.Offset-a.Sum.Offset == b.Offset-b.Sum.Offset && a.Sum.End-a.Sum.Offset == b.Sum.End-b.Sum.Offset && a.Sum.CRC == b.Sum.CRC
+		a.Offset-a.Sum.Offset == b.Offset-b.Sum.Offset && a.Sum.End-a.Sum.Offset == b.Sum.End-b.Sum.Offset
 }
 
 // tie finds the parameters that are other names of earlier ones: their tensors are the same
 // bytes in the files of all ranks.
-func (m *fsdpModel) tie(roots []map[string]any) {
-	seen := map[string]bool{}
-	for _, p := range m.params {
+func (m *fsdpModel) tie(it *fsdpItem, roots []map[string]any) {
+	identity := func(p *fsdpParam, ranks int) (string, bool) {
 		id, bytes := strings.Builder{}, int64(0)
 		fmt.Fprint(&id, p.shape)
-		for rank := range roots {
-			parts := []*torchsave.Tensor{}
-			if p.pieces != nil {
-				parts = p.pieces[rank].parts
-			} else if t, ok := roots[rank][p.name].(*torchsave.Tensor); ok {
-				parts = append(parts, t)
-			}
-			for _, t := range parts {
+		for rank := range ranks {
+			for _, t := range p.tensors(it, rank, roots[rank]) {
 				if n := t.NumBytes(); n > 0 {
 					bytes += n
 					fmt.Fprint(&id, " ", rank, viewKey(t), t.Offset, t.DType)
 				}
 			}
 		}
-		p.again = bytes > 0 && seen[id.String()]
-		seen[id.String()] = true
+		return id.String(), bytes > 0
 	}
+
+	onFirst := map[string][]*fsdpParam{} // parameters that are the same in the first file
+	for _, p := range m.params {
+		id, _ := identity(p, 1)
+		onFirst[id] = append(onFirst[id], p)
+	}
+	for _, ps := range onFirst {
+		seen := map[string]bool{}
+		for _, p := range ps {
+			if len(ps) > 1 {
+				id, some := identity(p, len(roots))
+				p.again = some && seen[id]
+				seen[id] = true
+			}
+		}
+	}
+}
+
+// tensors returns the tensors of a parameter in the file of a rank.
+func (p *fsdpParam) tensors(it *fsdpItem, rank int, root map[string]any) []*torchsave.Tensor {
+	if p.spread != nil {
+		var out []*torchsave.Tensor
+		for i := range p.pieces[rank].cuts {
+			out = append(out, p.spread.tensor(held{rank, i}))
+		}
+		return out
+	}
+	if p.pieces != nil {
+		return p.pieces[rank].parts
+	}
+	if t, ok := root[p.name].(*torchsave.Tensor); ok {
+		return []*torchsave.Tensor{it.files[rank].OwnTensor(t)}
+	}
+	return nil
 }
 
 // readRest describes values of an item that are not sharded. Values that are equal on all
 // ranks have one name.
 func (c *fsdpSave) readRest(it *fsdpItem, name string, roots []map[string]any) error {
-	files := make([]*rankFile, len(roots))
+	var files []*rankFile
 	for rank, root := range roots {
+		if root == nil {
+			continue // equal to the values of a rank before it
+		}
 		f := *it.files[rank]
 		inner := *f.File
 		inner.Root = root
 		f.File = &inner
-		files[rank] = &rankFile{item: name, rank: rank, rankedFile: rankedFile{f.Name, kindTorch}, file: &f}
+		files = append(files, &rankFile{item: name, rank: rank, rankedFile: rankedFile{f.Name, kindTorch}, file: &f})
 		if len(root) == 0 && rank == 0 {
 			return nil
 		}

@@ -131,9 +131,11 @@ func torchFile(t testing.TB, v any) []byte {
 
 	var b bytes.Buffer
 	w := zip.NewWriter(&b)
-	put := func(name string, data []byte) {
+	put := func(name string, data []byte) { // at a multiple of 64, as PyTorch does
+		must.Do(t, w.Flush())
+		pad := 63 - (b.Len()+30+len("archive/"+name)+4+63)%64
 		r := must.Get(w.CreateRaw(&zip.FileHeader{
-			Name: "archive/" + name, CRC32: crc32.ChecksumIEEE(data), CompressedSize64: uint64(len(data)), UncompressedSize64: uint64(len(data)),
+			Name: "archive/" + name, Extra: append([]byte{'F', 'B', byte(pad), 0}, make([]byte, pad)...), CRC32: crc32.ChecksumIEEE(data), CompressedSize64: uint64(len(data)), UncompressedSize64: uint64(len(data)),
 		}))(t)
 		must.Get(r.Write(data))(t)
 	}

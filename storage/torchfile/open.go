@@ -15,6 +15,7 @@ import (
 	"maps"
 	"path"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -327,6 +328,26 @@ func describeIndexed(ctx context.Context, store blob.Store, name string) (*readi
 // order of the names, and the files that are missing or damaged.
 func OpenFiles(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error) {
 	return openFiles(ctx, names, func(ctx context.Context, name string) (*File, error) { return openFile(ctx, store, name) })
+}
+
+// openAlike is OpenFiles for the files of all ranks of a job: see torchsave.OpenAlike.
+func openAlike(ctx context.Context, store blob.Store, names []string) ([]*File, reading.LostFiles, error) {
+	files := make([]*File, len(names))
+	at := make(map[string]int, len(names))
+	for i, name := range names {
+		files[i], at[name] = &File{Name: name}, i
+	}
+	opened, errs := torchsave.OpenAlike(ctx, len(names), max(parallelFiles, runtime.GOMAXPROCS(0)), func(ctx context.Context, i int, fn func(torchsave.ReadFunc, int64) error) error {
+		return files[i].read(ctx, store, func(r blob.Reader) error {
+			files[i].Size = r.Size()
+			return fn(r.ReadAt, r.Size())
+		})
+	})
+	return openFiles(ctx, names, func(_ context.Context, name string) (*File, error) {
+		i := at[name]
+		files[i].File = opened[i]
+		return files[i], errs[i]
+	})
 }
 
 // openFiles is OpenFiles for files of any kind.

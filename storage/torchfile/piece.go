@@ -18,6 +18,8 @@ type piece struct {
 	// of boxes[i].
 	boxes []tensor.Box
 	parts []*torchsave.Tensor
+	// cuts are the parts of the local tensor of a DTensor.
+	cuts []shard.Part
 	// world is the number of ranks that the object mentions.
 	world int
 	// shard is the number of the rank among the shards that ranks cut the tensor into, and
@@ -26,10 +28,10 @@ type piece struct {
 	copied        bool
 }
 
-// asPiece returns the piece that a value of the file of a rank is. It returns nil for values
+// asPiece returns the piece that a value of f, the file of a rank, is. It returns nil for values
 // that are not sharded.
-func asPiece(v any, rank int, known meshes) (*piece, error) {
-	if d := asDTensor(v, rank, known); d != nil {
+func asPiece(f *File, v any, rank int, known meshes) (*piece, error) {
+	if d := asDTensor(f, v, rank, known); d != nil {
 		p, err := d.piece()
 		if err != nil {
 			return nil, fmt.Errorf("the DTensor: %w", err)
@@ -37,6 +39,7 @@ func asPiece(v any, rank int, known meshes) (*piece, error) {
 		return p, nil
 	}
 	if o := distributed(v, "ShardedTensor"); o != nil {
+		o, _ = f.Own(o).(*value.Object)
 		p, err := shardedTensor(o, rank)
 		if err != nil {
 			return nil, fmt.Errorf("the ShardedTensor: %w", err)
@@ -59,7 +62,7 @@ func (d *dtensor) piece() (*piece, error) {
 		}
 	}
 
-	p := &piece{shape: d.shape, dtype: d.local.DType, world: d.mesh.world, shards: 1}
+	p := &piece{shape: d.shape, dtype: d.local.DType, world: d.mesh.world, shards: 1, cuts: parts}
 	for _, part := range parts {
 		p.boxes, p.parts = append(p.boxes, part.Box), append(p.parts, view(d.local, part))
 	}

@@ -138,7 +138,7 @@ func (m *merger) addLeaf(f *rankFile, it *rankedItem, l leaf) error {
 	v := m.at(l.path)
 	r, place, recorded := it.record(pathKey(l.path[1:]), f.rank)
 	t, isTensor := l.value.(*torchsave.Tensor)
-	if d := asDTensor(l.value, f.rank, nil); d != nil {
+	if d := asDTensor(f.file, l.value, f.rank, nil); d != nil {
 		m.proof = true
 		if t = d.local; !recorded {
 			r, place = &holding{dtype: t.DType, shape: d.shape, layout: d.layout, key: fmt.Sprint(d.layout)}, d.place
@@ -209,13 +209,18 @@ func (v *ranksValue) addParts(f *rankFile, l leaf, r *holding, place int, t *tor
 // view returns the part p of t.
 func view(t *torchsave.Tensor, p shard.Part) *torchsave.Tensor {
 	out := *t
-	out.Shape = p.Box.Sizes
+	narrow(&out, &p)
+	return &out
+}
+
+// narrow makes t the part p of it.
+func narrow(t *torchsave.Tensor, p *shard.Part) {
+	t.Shape = p.Box.Sizes
 	if !p.Box.Empty() {
 		for d, at := range p.Local {
-			out.Offset += at * t.Strides[d] * int64(t.DType.Size())
+			t.Offset += at * t.Strides[d] * int64(t.DType.Size())
 		}
 	}
-	return &out
 }
 
 // check returns an error unless f is complete: the chunks of a tensor cover it exactly.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/internal/torchsave"
@@ -42,6 +43,7 @@ type Builder struct {
 	// where are the places of the chunks of each tensor, and values are the values that
 	// are not inline, both by name.
 	where  map[string][]Elements
+	spread map[string]*spread
 	values map[string]encodedValue
 	// encoded counts the bytes of all values.
 	encoded int64
@@ -50,6 +52,12 @@ type Builder struct {
 	names names
 	// sharers are the names of the tensors of a storage, by file and key.
 	sharers map[[2]string][]string
+
+	mu       sync.Mutex
+	spreadIn struct { // see spreadWith; guarded by mu
+		file  *File
+		names map[string][]string
+	}
 }
 
 // Elements is the place of a chunk: a tensor of a file or, if the chunk has another shape
@@ -78,7 +86,7 @@ type encodedValue struct {
 // NewBuilder returns a builder for a checkpoint in store.
 func NewBuilder(store blob.Store) *Builder {
 	return &Builder{
-		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Elements{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
+		store: store, again: maxAgain, opened: map[string]*File{}, where: map[string][]Elements{}, spread: map[string]*spread{}, values: map[string]encodedValue{}, sharers: map[[2]string][]string{},
 		names: names{taken: map[string]bool{}, next: map[string]int{}},
 	}
 }
@@ -114,6 +122,9 @@ func (b *Builder) addLeaves(named []namedLeaf) error {
 			t = b.whole(l.fqn, l.file, v)
 		case *sharded:
 			t = b.sharded(l.fqn, v)
+		case *spread:
+			t = v.made
+			b.spread[l.fqn] = v
 		default:
 			values = append(values, l)
 			continue
@@ -313,12 +324,16 @@ func (b *Builder) Source(version string) *reading.Source {
 
 // chunk is reading.Source.Place.
 func (b *Builder) chunk(_ context.Context, e *meta.Entry, i int) (reading.Place, error) {
-	at := b.where[e.FQN]
-	if i >= len(at) {
+	var p *Elements
+	if s, at := b.spread[e.FQN], b.where[e.FQN]; s != nil && i < len(s.held) {
+		x := s.elements(i)
+		p = &x
+	} else if i < len(at) {
+		p = &at[i]
+	} else {
 		return reading.Place{}, fmt.Errorf("%w: no chunk %d of %q", meta.ErrInvalid, i, e.FQN)
 	}
 
-	p := &at[i]
 	if p.made != nil {
 		return reading.Place{Decoder: p.made}, nil
 	}
@@ -374,7 +389,7 @@ func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 			return nil // Verify reports it
 		}
 		return f.Check(ctx, r.ReadAt, func(key string, err error) {
-			names := b.sharers[[2]string{f.Name, key}]
+			names := slices.Concat(b.sharers[[2]string{f.Name, key}], b.spreadWith(f)[key])
 			if len(names) == 0 {
 				names = []string{""}
 			}
@@ -384,6 +399,27 @@ func (b *Builder) check(ctx context.Context, c *reading.FileCheck) (unsummed int
 		})
 	})
 	return f.Unsummed, err
+}
+
+// spreadWith returns the names of the tensors that are spread over files and have a part in f, by
+// the keys of storages.
+func (b *Builder) spreadWith(f *File) map[string][]string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.spreadIn.file != f {
+		b.spreadIn.file, b.spreadIn.names = f, map[string][]string{}
+		for _, fqn := range slices.Sorted(maps.Keys(b.spread)) {
+			s := b.spread[fqn]
+			for _, h := range s.held {
+				if s.files[h.rank] == f {
+					key := s.locals[s.of[h.rank]].StorageKey
+					b.spreadIn.names[key] = append(b.spreadIn.names[key], fqn)
+					break
+				}
+			}
+		}
+	}
+	return b.spreadIn.names
 }
 
 // missing returns the names of the index that are not in the files that it says.

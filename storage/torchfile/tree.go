@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/value"
@@ -75,6 +76,23 @@ func (n *node) child(s meta.Step) *node {
 		n.below[s] = c
 	}
 	return c
+}
+
+// Pack returns a file of torch.save with a nested state: each value at its path. The error wraps
+// plan.ErrState if two paths contradict each other.
+func Pack(paths []meta.Path, values []any) ([]byte, error) {
+	t := &tree{}
+	for i, p := range paths {
+		if err := t.put(p, values[i]); err != nil {
+			return nil, err
+		}
+	}
+
+	state, err := t.state()
+	if err != nil {
+		return nil, err
+	}
+	return torchsave.Marshal(state)
 }
 
 // state returns the state: a map[string]any, or a *value.Dict if a key is an

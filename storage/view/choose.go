@@ -17,6 +17,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/recipe/megatron"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/value"
 )
@@ -24,8 +25,8 @@ import (
 // Options choose a recipe and the values of its variables.
 type Options struct {
 	// Recipe is the name of a shipped recipe, FROM-to-TO/FAMILY, or FROM-to-TO if the
-	// configuration tells the family; "auto" if the names and the configuration tell all;
-	// or the path of a file.
+	// configuration tells the family; to-TO/FAMILY or to-TO if the names tell the form that it
+	// starts from; "auto" if the names and the configuration tell all; or the path of a file.
 	Recipe string
 	// Reverse applies the recipe of a file from its second form to its first.
 	Reverse bool
@@ -50,8 +51,18 @@ const maxConfig = 16 << 20
 // rest, for which it needs a checkpoint.
 func (o Options) Check() error {
 	n, shipped := recipe.ParseName(o.Recipe)
+	to, toward := recipe.ParseToward(o.Recipe)
 	switch {
 	case o.Recipe == "auto":
+		return nil
+	case o.Recipe == megatron.Name && o.Reverse:
+		return fmt.Errorf("%w: %s has one direction: Megatron reads its result", recipe.ErrUnknown, megatron.Name)
+	case o.Recipe == megatron.Name:
+		return nil
+	case toward:
+		if o.Reverse || !slices.ContainsFunc(recipe.Names(), func(m recipe.Name) bool { return m.To == to.To }) {
+			return recipe.Unknown(o.Recipe)
+		}
 		return nil
 	case !shipped || n.Family != "":
 		_, err := choose(o, nil, nil)
@@ -81,6 +92,12 @@ func OpenAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 }
 
 func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Options) (storage.Checkpoint, error) {
+	if o.Recipe == megatron.Name {
+		if err := o.Check(); err != nil {
+			return nil, err
+		}
+	}
+
 	config := o.ConfigValues
 	if config == nil {
 		var err error
@@ -97,6 +114,14 @@ func openAs(ctx context.Context, store blob.Store, src storage.Checkpoint, o Opt
 	md, err := src.Metadata(ctx)
 	if err != nil {
 		return nil, err
+	}
+
+	if o.Recipe == megatron.Name {
+		set := map[string]any{}
+		for k, v := range o.Set {
+			set[k] = valueOf(v)
+		}
+		return openMegatron(ctx, src, md, set)
 	}
 
 	steps, err := choose(o, md.Names(), config)
@@ -270,6 +295,13 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 		return auto(names, family)
 	}
 
+	if n, ok := recipe.ParseToward(o.Recipe); ok {
+		if n.Family = cmp.Or(n.Family, family); n.Family == "" {
+			return nil, fmt.Errorf("%w %s without a family: add it, as in %s/llama, or give the model's config.json (--config)", recipe.ErrUnknown, o.Recipe, o.Recipe)
+		}
+		return recipe.Toward(names, n.To, n.Family)
+	}
+
 	n, shipped := recipe.ParseName(o.Recipe)
 	if !shipped {
 		text, err := readFile(o.Recipe, 1<<20)
@@ -310,8 +342,9 @@ func choose(o Options, names []string, config map[string]any) ([]recipe.Step, er
 // recipe to use.
 func (o Options) advise(s recipe.Step, names []string, config map[string]any, err error) error {
 	n, shipped := recipe.ParseName(o.Recipe)
+	_, toward := recipe.ParseToward(o.Recipe)
 	switch form := s.Recipe.Form(names); {
-	case o.Recipe == "auto", !shipped && (form == "" || form == s.From):
+	case o.Recipe == "auto", toward, !shipped && (form == "" || form == s.From):
 		return err
 	case !shipped && o.Reverse:
 		return wrongForm(form, o.Recipe+", backwards,", s.From, "leave out --reverse")
@@ -372,7 +405,7 @@ func auto(names []string, family string) ([]recipe.Step, error) {
 
 	var targets []string
 	for _, n := range recipe.Names() {
-		if n.From == "hf" && n.Family == family {
+		if n.From == "hf" && n.Family == family && n.To != "maxtext" { // the format of MaxText is only read
 			targets = append(targets, n.String())
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/recipe/megatron"
 	"github.com/cairn-ckpt/cairn/recipe/remap"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -164,7 +165,7 @@ func (r *reader) addPart(inner *plan.LoadPlan, t *recipe.Tensor, p *recipe.Part,
 
 		plainCast := t.DType == e.Tensor.DType || to.DType() == t.DType
 		from, view, ok := m.straight()
-		if !ok || t.Add != 0 || m.scales != nil || !plainCast {
+		if !ok || t.Add != 0 || t.Multiply != 0 || m.scales != nil || !plainCast {
 			r.rest = append(r.rest, m)
 			continue
 		}
@@ -425,9 +426,13 @@ func (r *reader) count(s storage.ReadStats) {
 	r.stats.Add(s)
 }
 
-// compute returns the elements of the result: in its type, with the constant added.
+// compute returns the elements of the result: in its type, with the constant added, or
+// multiplied by the constant.
 func (m *move) compute(from *tensor.Tensor) (*tensor.Tensor, error) {
 	t := m.target
+	if t.Multiply != 0 {
+		return multiply(from, t)
+	}
 	if t.Add == 0 && from.DType() == t.DType {
 		return from, nil
 	}
@@ -511,6 +516,9 @@ func CheckContents(ctx context.Context, src storage.Checkpoint, r *recipe.Recipe
 }
 
 func (c *Checkpoint) checkAll(ctx context.Context, r *recipe.Recipe, checks []recipe.Check) error {
+	if r.Name == megatron.Name {
+		return c.checkStates(ctx, checks)
+	}
 	for i := range checks {
 		if err := c.check(ctx, &checks[i]); err != nil {
 			return fmt.Errorf("recipe %s, the rule in line %d: %w", r.Name, checks[i].Rule, err)
@@ -552,6 +560,10 @@ func mustPlaceholder(e *meta.Entry, p remap.Piece) *tensor.Tensor {
 
 // checkPart checks the box around the elements of m: it is all padding, or all a copy.
 func (c *Checkpoint) checkPart(ctx context.Context, k *recipe.Check, e *meta.Entry, m *move) error {
+	if k.Rounded {
+		return c.checkRounded(ctx, k, e, m)
+	}
+
 	got, err := c.readBox(ctx, e, m)
 	if err != nil {
 		return err

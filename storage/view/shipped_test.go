@@ -271,6 +271,20 @@ func withVision(tied bool) func(*maker) {
 	}
 }
 
+// scaled makes a model whose queries can be halved without a loss: the root of headDim is two.
+func scaled(fill func(*maker)) func(*maker) {
+	return func(m *maker) {
+		fill(m)
+		for name, x := range m.out {
+			if b, _ := x.Bytes(); strings.HasSuffix(name, "q_proj.weight") {
+				for i := 1; i < len(b); i += 2 {
+					b[i] = b[i]&0x80 | 0x3f
+				}
+			}
+		}
+	}
+}
+
 // TestShippedThereAndBack checks for each shipped recipe that there and back gives the same
 // bytes, and that the other form has the expected number of tensors.
 func TestShippedThereAndBack(t *testing.T) {
@@ -292,6 +306,7 @@ func TestShippedThereAndBack(t *testing.T) {
 	oss := map[string]any{"num_local_experts": float64(experts)}
 	numbers := map[string]any{"stacked": false}
 	split := map[string]any{"singleton": true}
+	unscanned := map[string]any{"scan_layers": false}
 	seen := map[string]bool{}
 	for i, c := range []struct {
 		to, family string
@@ -352,6 +367,14 @@ func TestShippedThereAndBack(t *testing.T) {
 		{to: "megatron", family: "gemma2", config: map[string]any{"tie_word_embeddings": nil}, fill: gemma(false), want: 2 + 8},
 		{to: "megatron", family: "gemma3", config: tied, fill: gemma(true), set: numbers, want: 2 + 10*layers},
 		{to: "megatron", family: "gemma3_text", config: tied, fill: gemma(true), want: 2 + 10},
+		{to: "maxtext", family: "llama", fill: scaled(dense(false, false, false)), want: 3 + 9},
+		{to: "maxtext", family: "llama", config: tied, set: unscanned, fill: scaled(dense(true, false, false)), want: 2 + 9*layers},
+		{to: "maxtext", family: "qwen2", fill: dense(false, true, false), set: map[string]any{"param_scan_axis": 0}, back: map[string]any{"param_scan_axis": 0}, want: 3 + 12},
+		{to: "maxtext", family: "qwen3", config: tied, set: map[string]any{"padded_vocab": 256}, fill: dense(true, false, true), want: 2 + 11},
+		{to: "maxtext", family: "qwen3_moe", config: moe, fill: qwenMoE(false), want: 3 + 12},
+		{to: "maxtext", family: "qwen3_moe", config: moe, fill: qwenMoE(false), set: unscanned, want: 3 + 12*layers},
+		{to: "maxtext", family: "mixtral", config: oss, fill: scaled(mixtral), want: 3 + 10},
+		{to: "maxtext", family: "mixtral", config: oss, fill: scaled(mixtral), set: unscanned, want: 3 + 10*layers},
 	} {
 		there, back := recipe.Name{From: "hf", To: c.to, Family: c.family}, recipe.Name{From: c.to, To: "hf", Family: c.family}
 		seen[there.String()], seen[back.String()] = true, true

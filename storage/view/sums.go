@@ -57,6 +57,7 @@ func (s *Sums) addSource(t *recipe.Tensor, elements *tensor.Tensor) {
 // Add adds the elements of t.
 func (s *Sums) Add(t *tensor.Tensor) {
 	size := int64(t.DType().Size())
+	t = inMemoryOrder(t)
 	runs, ok := t.AppendRuns(nil, min(64, size*t.NumElements()))
 	if !ok {
 		runs = [][]byte{t.Contents()}
@@ -64,6 +65,21 @@ func (s *Sums) Add(t *tensor.Tensor) {
 	for _, r := range runs {
 		s.AddBytes(r, int(size))
 	}
+}
+
+// inMemoryOrder returns t with the dimensions of larger strides first: sums do not depend on the
+// order, and a transposed tensor has long runs in the order of its memory.
+func inMemoryOrder(t *tensor.Tensor) *tensor.Tensor {
+	for i := range t.Shape() {
+		for k := i; k > 0 && t.Strides()[k-1] < t.Strides()[k]; k-- {
+			u, err := t.Transpose(k-1, k)
+			if err != nil {
+				return t
+			}
+			t = u
+		}
+	}
+	return t
 }
 
 // AddBytes adds elements of that size.

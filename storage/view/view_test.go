@@ -74,7 +74,9 @@ func load(t testing.TB, ck storage.Checkpoint) tensors {
 	t.Helper()
 	out := tensors{}
 	for name, v := range storagetest.LoadAll(t, ck) {
-		out[name] = v.(*tensor.Tensor)
+		if x, ok := v.(*tensor.Tensor); ok {
+			out[name] = x
+		}
 	}
 	return out
 }
@@ -320,6 +322,52 @@ a = "x"
 b = "y"`,
 			a: tensors{"x": must.Value(tensor.Of([]int64{3}, []float32{-0.5, 0, 2}))},
 			b: tensors{"y": must.Value(tensor.Of([]int64{3}, []float32{0.5, 1, 3}))},
+		}, {
+			name: "multiply by a constant that changes only exponents",
+			text: `[[rule]]
+multiply = { b = 0.25 }
+a = "x [n, m]"
+b = "y [m, n]"`,
+			a: tensors{"x": must.Value(tensor.Of([]int64{3, 1}, []float32{-0.5, 0, 3}))},
+			b: tensors{"y": must.Value(tensor.Of([]int64{1, 3}, []float32{-0.125, 0, 0.75}))},
+		}, {
+			name: "stack along the axis in the middle",
+			text: `[variables]
+axis = 1
+[stack]
+b = { i = { when = true, axis = "axis" } }
+[[rule]]
+a = "x.{i} [m, n]"
+b = "l_{i}.y [n, m]"`,
+			a: numbered("x.%d", 3, 2, 1),
+			b: tensors{"l.y": ints([]int64{1, 3, 2}, 0, 1, 2, 3, 4, 5)},
+		}, {
+			name: "stack along the last axis, and another capture along the first",
+			text: `[captures]
+i = 2
+e = 3
+[stack]
+b = { i = { when = true, axis = 2 }, e = true }
+[[rule]]
+a = "x.{i}.{e} [n]"
+b = "y.{i}.{e}.w [n]"`,
+			a: tensors{"x.0.0": ints([]int64{1}, 0), "x.0.1": ints([]int64{1}, 1), "x.0.2": ints([]int64{1}, 2), "x.1.0": ints([]int64{1}, 10), "x.1.1": ints([]int64{1}, 11), "x.1.2": ints([]int64{1}, 12)},
+			b: tensors{"y.w": ints([]int64{3, 1, 2}, 0, 10, 1, 11, 2, 12)},
+		}, {
+			name: "variables in names",
+			text: `[variables]
+root = 'if(has("model.*"), "model.", "")'
+end = '".value"'
+step = 7
+[[rule]]
+a = "{root}x.{i}{end}"
+b = "y.{step}.{i}"
+[[drop]]
+a = "{root}copy.{i}"
+copy_of = "{root}x.{i}{end}"
+reason = "r"`,
+			a: tensors{"model.x.0.value": count(0, 1), "model.x.1.value": count(1, 1), "model.copy.1": count(1, 1)},
+			b: tensors{"y.7.0": count(0, 1), "y.7.1": count(1, 1)}, oneWay: true,
 		}, {
 			name: "tie and untie",
 			text: `[[rule]]

@@ -13,8 +13,8 @@ import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const here = path.dirname(fileURLToPath(import.meta.url));
-const limit = 30 * 60_000; // of everything
-const limitOfFile = 15 * 60_000;
+const limit = 60 * 60_000; // of everything
+const limitOfFile = 25 * 60_000;
 
 const [what, programs, ...args] = process.argv.slice(2);
 const scripts = {

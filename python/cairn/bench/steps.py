@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import statistics
@@ -12,10 +13,19 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypedDict
 
 from cairn.bench import disk, peers
+from cairn.errors import SaverError
 
 STATE = 2 << 30  # bytes of the state at most, so that a save takes a few seconds
 STEP = 0.03  # seconds of a step, about
 BUDGET = 16.0  # seconds for a system
+EXPORTED = 300.0  # seconds for an export at most
+RECIPE = """about = "All weights under their names"
+sides = ["job", "hf"]
+
+[[rule]]
+job = "{rest*}"
+hf = "{rest*}"
+"""
 LONGEST = 2.5  # seconds of a block of steps at most
 
 
@@ -95,6 +105,7 @@ class Steps:
             if not only or "cairn" in only:
                 out["cairn"] = self.cairn()
                 out["cairn, overlap=True"] = self.cairn(overlap=True)
+                out["cairn, with exports"] = self.exports()
             if not only or "PyTorch" in only:
                 with peers.group(self.folder):
                     if found := self.pytorch():
@@ -108,6 +119,19 @@ class Steps:
         folders = disk.Folders(os.path.join(self.folder, "steps-overlap" if overlap else "steps"))
         try:
             return self.compare(functools.partial(cairn.torch.async_save, overlap=overlap), folders)
+        finally:
+            cairn.torch.close()
+
+    def exports(self) -> Found:
+        import cairn.torch
+
+        self.say("steps with saves by cairn and their exports")
+        folders = disk.Folders(os.path.join(self.folder, "steps-export"))
+        recipe = os.path.join(self.folder, "export.toml")
+        with open(recipe, "w") as f:
+            f.write(RECIPE)
+        try:
+            return self.compare(lambda state, path: Export(state, path, recipe), folders)
         finally:
             cairn.torch.close()
 
@@ -166,6 +190,33 @@ class Steps:
             "overhead_percent": {k: 100 * (with_saves[k] / without[k] - 1) for k in MEASURES},
             "histogram": histogram(times[False], times[True]),
         }
+
+
+class Export:
+    """A background save and the export of its checkpoint, as one handle."""
+
+    def __init__(self, state: peers.State, path: str, recipe: str):
+        import cairn.torch
+
+        self.notes = os.path.join(path, "checkpoint", "cairn-notes.json")
+        self.saved = cairn.torch.async_save(state, os.path.dirname(self.notes),
+                                            export=f"{recipe} to {os.path.join(path, 'export')}")
+        self.staged = self.saved.staged
+
+    def done(self) -> bool:
+        try:
+            with open(self.notes) as f:
+                return all(x["state"] == "done" for x in json.load(f)["exports"])
+        except FileNotFoundError:  # the save is not over
+            return False
+
+    def result(self) -> None:
+        self.saved.result()
+        end = time.monotonic() + EXPORTED
+        while not self.done():
+            if self.saved.warnings or time.monotonic() > end:
+                raise SaverError(f"the export is not complete: {self.saved.warnings}")
+            time.sleep(0.01)
 
 
 def quantile(ordered: list[float], q: float) -> float:

@@ -27,7 +27,8 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
          tags: dict[str, str] | None = None, metrics: Mapping[str, Any] | None = None, overwrite: bool | None = None,
          format: str = "native", format_options: FormatOptions | None = None, files_per_rank: int = 0,
          remote: str | os.PathLike[str] | None = None, local_bytes: int = 0, alone: bool = False,
-         may_differ: bool = False, copies: int | None = None, copy_rate: int | None = None) -> SaveReport:
+         may_differ: bool = False, copies: int | None = None, copy_rate: int | None = None,
+         export: str | None = None) -> SaveReport:
     """Saves a state. All ranks call it. It returns when the checkpoint is complete, at remote too if that is set.
 
     >>> report = cairn.torch.save({"model": torch.nn.Linear(3, 2)}, "run/step-100", step=100)
@@ -39,7 +40,7 @@ def save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, step: 
     handle = async_save(state, path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
                         format_options=format_options, files_per_rank=files_per_rank, remote=remote,
                         local_bytes=local_bytes, alone=alone, may_differ=may_differ, copies=copies,
-                        copy_rate=copy_rate)
+                        copy_rate=copy_rate, export=export)
     report = handle.result()
     handle.copied.result()
     handle.uploaded.result()
@@ -52,7 +53,7 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
                format_options: FormatOptions | None = None, files_per_rank: int = 0,
                overlap: bool = False, remote: str | os.PathLike[str] | None = None, local_bytes: int = 0,
                alone: bool = False, may_differ: bool = False, copies: int | None = None,
-               copy_rate: int | None = None) -> Handle:
+               copy_rate: int | None = None, export: str | None = None) -> Handle:
     """Saves a state in the background. All ranks call it.
 
     >>> w = torch.ones(3)
@@ -93,12 +94,16 @@ def async_save(state: Mapping[Any, Any], path: str | os.PathLike[str] | Run, *, 
     ranks and copies of files of other hosts; see ``Handle.copied`` and docs/memory.md. copies is how many other hosts
     keep a copy of each file, 1 by default, and copy_rate bounds the bytes per second of copies that a host receives.
 
+    export is what the checkpoint is converted into after the save and its upload, in the background, such as
+    "hf/llama to s3://bucket/models/step-100 with /models/Llama-3.1-8B"; see :class:`cairn.Run`. It does not make the
+    save fail. ``cairn export`` repeats one that has failed.
+
     With alone, only this rank saves, a state without sharded tensors, and does not wait for the others.
     """
     request = SaveRequest(path=path, step=step, tags=tags, metrics=metrics, overwrite=overwrite, format=format,
                           format_options=format_options, files_per_rank=files_per_rank, remote=remote,
                           local_bytes=local_bytes, tensors_may_differ=may_differ, copies=copies,
-                          copy_rate=copy_rate)
+                          copy_rate=copy_rate, export=export)
     return begin(request, lambda j: describe(j, state, alone), alone=alone, overlap=overlap)
 
 

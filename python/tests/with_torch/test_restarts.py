@@ -149,7 +149,9 @@ def train_on(rank, folder, meet, hosts, steps, dies):
     def train_step(model, optimizer, step):
         if step == 8 and hosts[rank] == dies:
             copied = [pathlib.Path(folder, f"host-{host}") for host in hosts]
+            end = time.monotonic() + 120
             while not all(any(host.glob("**/step-000000007/cairn.json")) for host in copied):
+                assert time.monotonic() < end, "step 7 has no copies after two minutes"
                 time.sleep(0.05)
             for children in pathlib.Path("/proc/self/task").glob("*/children"):
                 for pid in children.read_text().split():

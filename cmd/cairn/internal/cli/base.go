@@ -12,10 +12,11 @@ import (
 
 type baseKey struct{}
 
-// baseFlag adds the flag for the version on which a chain of delta versions is based. All
-// checkpoints that the command opens use it.
+// baseFlag adds the flag for the checkpoint on which others are based: the version on which a chain
+// of delta versions is based, or the model of an adapter. All checkpoints that the command opens
+// use it.
 func baseFlag(cmd *cobra.Command) *cobra.Command {
-	base := cmd.Flags().String("base", "", "`path` of version 0, if a delta version is based on it")
+	base := cmd.Flags().String("base", "", "`path` of version 0 of a delta version, or of the model of a LoRA adapter")
 	completeFlag(cmd, completePaths(1), "base")
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

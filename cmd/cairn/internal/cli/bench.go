@@ -15,7 +15,7 @@ import (
 
 func newBenchCmd() *cobra.Command {
 	cmd := newCommand("bench", cobra.ArbitraryArgs, nil, runGroup)
-	cmd.AddCommand(newBenchIOCmd(), newBenchAsyncCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd(), newBenchMemoryCmd())
+	cmd.AddCommand(newBenchIOCmd(), newBenchAsyncCmd(), newBenchDeltaCmd(), newBenchVersionsCmd(), newBenchBlobCmd(), newBenchMemoryCmd(), newBenchConvertCmd())
 	return cmd
 }
 
@@ -86,6 +86,42 @@ func newBenchIOCmd() *cobra.Command {
 	cmd.Flags().IntVar(&o.Repeat, "repeat", o.Repeat, "number of rounds")
 	cmd.Flags().IntVar(&o.Parallel, "parallel", 0, "reads at the same time on each rank (0: the default of a load)")
 	return cmd
+}
+
+func newBenchConvertCmd() *cobra.Command {
+	var o bench.ConvertOptions
+	cmd := newCommand("bench-convert", cobra.ArbitraryArgs, cobra.NoFileCompletions, func(cmd *cobra.Command, args []string) (err error) {
+		if o.From == "" {
+			return usagef(cmd, "--from is missing: it names the checkpoint to convert")
+		}
+		if len(args) > 0 && cmd.ArgsLenAtDash() != 0 {
+			return usagef(cmd, "the flags of 'cairn convert' come after --, such as: --from %s -- --to hf", quoteArg(o.From))
+		}
+		if err := (lowest{"repeat": 1}).check(cmd); err != nil {
+			return err
+		}
+		if o.Program, err = ownCommand("convert"); err != nil {
+			return err
+		}
+		out := outputOf(cmd)
+		o.Args, o.Log = args, benchLog(out)
+		r, err := bench.Convert(cmd.Context(), o)
+		if err != nil {
+			return err
+		}
+		return out.result(r, func() { printConvertBench(out, r) })
+	})
+	addFolderFlag(cmd, &o.Dir)
+	cmd.Flags().StringVar(&o.From, "from", "", "`path` of the checkpoint to convert")
+	cmd.Flags().IntVar(&o.Repeat, "repeat", 3, "number of rounds")
+	return cmd
+}
+
+func printConvertBench(o *output, r *bench.ConvertResult) {
+	o.printf("%s in %s from %s, best of %d\n\n", formatBytes(r.Bytes), plural(r.Files, "file"), clean(r.From), r.Repeat)
+	t := newRows(">COPY GB/s", ">CONVERT GB/s", ">RATIO", ">CPU s", ">MEMORY")
+	t.add(two(r.Copy), two(r.Convert), two(r.Ratio), two(r.CPU), formatBytes(r.PeakRSS))
+	o.table(t)
 }
 
 // benchLog returns a function that prints the progress of a measurement.

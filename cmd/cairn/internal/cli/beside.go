@@ -1,15 +1,18 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/spf13/cobra"
@@ -21,6 +24,7 @@ import (
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/adapter"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/torchdcp"
 	"github.com/cairn-ckpt/cairn/storage/view"
@@ -31,6 +35,9 @@ var modelFiles = []string{
 	"config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*", "special_tokens_map.json",
 	"added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.tiktoken", "spiece.model",
 }
+
+// configFile is the file with the configuration of a model.
+const configFile = "config.json"
 
 // hfFolder is the folder of a checkpoint of verl with the model's files.
 const hfFolder = "huggingface"
@@ -43,7 +50,14 @@ const maxBeside = 256 << 20
 // in the folder of --config. from is the format of the source. A result in the form of Megatron gets the files of its loader.
 func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, from string, to *destination, c storage.Checkpoint) error {
 	to.with = map[string][]byte{}
-	to.from = src
+	to.from, to.plain = src, f.dequantize
+	under := c
+	for v, ok := under.(*view.Checkpoint); ok; v, ok = under.(*view.Checkpoint) {
+		under = v.Source()
+	}
+	if a, ok := under.(*adapter.Checkpoint); ok {
+		to.untied = a.Untied()
+	}
 	v, through := c.(*view.Checkpoint)
 	if through {
 		to.view = c
@@ -69,7 +83,7 @@ func (f *conversionFlags) beside(ctx context.Context, store blob.Store, src, fro
 		if err != nil {
 			return err
 		}
-		if to.made, err = torchdcp.MegatronFiles(md.Names(), v.Storage().Step); err != nil {
+		if to.made, err = torchdcp.MegatronFiles(md.Names(), v.Storage().Step, to.common); err != nil {
 			return err
 		}
 	}
@@ -114,8 +128,66 @@ func (to *destination) copyBeside(ctx context.Context, store blob.Store) error {
 		}
 		to.with[info.Name] = text
 	}
+
+	conf := to.with[configFile]
+	if conf != nil && to.plain {
+		conf = withoutQuantisation(conf)
+	}
+	if conf != nil && to.untied {
+		conf = withoutTying(conf)
+	}
+	if conf != nil {
+		to.with[configFile] = conf
+	}
 	return nil
 }
+
+// withoutQuantisation returns a configuration without the parts that say that weights are
+// quantised. Text that is not a configuration, or has no such part, stays as it is.
+func withoutQuantisation(text []byte) []byte {
+	var conf map[string]json.RawMessage
+	if json.Unmarshal(text, &conf) != nil {
+		return text
+	}
+	changed := false
+	for _, name := range []string{quantisation, "compression_config"} { // the second one is older
+		changed = changed || conf[name] != nil
+		delete(conf, name)
+	}
+
+	var inner map[string]json.RawMessage
+	if json.Unmarshal(conf["text_config"], &inner) == nil && inner[quantisation] != nil {
+		changed = true
+		delete(inner, quantisation)
+		conf["text_config"], _ = json.Marshal(inner) // made of JSON
+	}
+	if !changed {
+		return text
+	}
+	out, err := json.MarshalIndent(conf, "", "  ")
+	if err != nil {
+		return text
+	}
+	return append(out, '\n')
+}
+
+// withoutTying returns a configuration that says that the output layer has a tensor of its own.
+// Text that is not a configuration stays as it is.
+func withoutTying(text []byte) []byte {
+	var conf map[string]json.RawMessage
+	if json.Unmarshal(text, &conf) != nil || conf == nil {
+		return text
+	}
+	conf["tie_word_embeddings"] = json.RawMessage("false")
+	out, err := json.MarshalIndent(conf, "", "  ")
+	if err != nil {
+		return text
+	}
+	return append(out, '\n')
+}
+
+// quantisation is the part of a configuration that describes quantised weights.
+const quantisation = "quantization_config"
 
 // lacksConfig reports whether the result has the form of Hugging Face, and a folder without
 // a config.json, which transformers needs.
@@ -141,7 +213,7 @@ func (f *conversionFlags) besideConfig(to *destination) error {
 		if err != nil {
 			return err
 		}
-		to.with["config.json"] = text
+		to.with[configFile] = text
 		dir = filepath.Dir(dir)
 	}
 	entries, err := os.ReadDir(dir)
@@ -172,12 +244,18 @@ const manifestName = "cairn-manifest.json"
 
 // manifest describes the contents of a checkpoint, and the recipes that made it.
 type manifest struct {
-	Cairn   string           `json:"cairn"`
-	Source  string           `json:"source"`
-	Recipes []manifestRecipe `json:"recipes"`
-	Tensors int              `json:"tensors"`
-	Objects int              `json:"objects"`
-	Bytes   int64            `json:"bytes"`
+	Cairn  string `json:"cairn"`
+	Source string `json:"source"`
+	SaveID string `json:"save_id,omitempty"`
+	// Export is what was asked for, and Of the checkpoint as the id of its run and its folder, if
+	// this is an export. It is Unfinished before the checkpoint is there.
+	Export     string           `json:"export,omitempty"`
+	Of         string           `json:"of,omitempty"`
+	Unfinished bool             `json:"unfinished,omitempty"`
+	Recipes    []manifestRecipe `json:"recipes"`
+	Tensors    int              `json:"tensors"`
+	Objects    int              `json:"objects"`
+	Bytes      int64            `json:"bytes"`
 	// Compared is the number of elements whose sums and sums of squares were the same in
 	// the source and in the result.
 	Compared int64                `json:"elements_compared"`
@@ -192,6 +270,8 @@ type manifestRecipe struct {
 	Variables map[string]any   `json:"variables"`
 	Sources   int              `json:"sources"`
 	Dropped   []recipe.Dropped `json:"dropped"`
+	// Inexact are the tensors with elements that the recipe rounds.
+	Inexact []recipe.Inexact `json:"inexact"`
 }
 
 // recipesOf returns the recipes of a view, the first one first.
@@ -211,7 +291,7 @@ func recipesOf(ctx context.Context, c storage.Checkpoint) ([]manifestRecipe, err
 	b := v.Binding()
 	return append(out, manifestRecipe{
 		Name: b.Recipe.Name, SHA256: b.Recipe.SHA256, From: b.From, To: b.To, Variables: b.Variables,
-		Sources: len(md.Entries), Dropped: append([]recipe.Dropped{}, b.Dropped...),
+		Sources: len(md.Entries), Dropped: append([]recipe.Dropped{}, b.Dropped...), Inexact: b.Inexact(),
 	}), nil
 }
 
@@ -224,11 +304,20 @@ func droppedBy(c storage.Checkpoint) []recipe.Dropped {
 	return append(droppedBy(v.Source()), v.Binding().Dropped...)
 }
 
+// inexactBy returns the tensors that the recipes of a view round.
+func inexactBy(c storage.Checkpoint) []recipe.Inexact {
+	v, ok := c.(*view.Checkpoint)
+	if !ok {
+		return nil
+	}
+	return append(inexactBy(v.Source()), v.Binding().Inexact()...)
+}
+
 // writeBeside writes the files that belong beside the new checkpoint, and the manifest.
 func (d *destination) writeBeside(ctx context.Context, rep *convert.Report) error {
 	files := map[string][]byte{}
 	for name, text := range d.with {
-		if d.place != nil {
+		if d.place != nil && d.export.Export == "" {
 			if _, err := os.Stat(filepath.Join(d.place.Path, name)); err == nil {
 				continue // the folder has its own
 			}
@@ -246,7 +335,7 @@ func (d *destination) writeBeside(ctx context.Context, rep *convert.Report) erro
 			return err
 		}
 		text, err := json.MarshalIndent(&manifest{
-			Cairn: cairn.Version, Source: blob.Redact(d.from), Recipes: recipes, Tensors: rep.Tensors, Objects: rep.Objects,
+			Cairn: cairn.Version, Source: blob.Redact(d.from), SaveID: d.view.Storage().SaveID, Export: d.export.Export, Of: d.export.Of, Recipes: recipes, Tensors: rep.Tensors, Objects: rep.Objects,
 			Bytes: rep.Bytes, Compared: rep.Compared, Digests: rep.Digests,
 		}, "", "  ")
 		if err != nil {
@@ -283,8 +372,10 @@ func (d *destination) writeFiles(ctx context.Context, files map[string][]byte) e
 		return err
 	}
 
-	for name, text := range files {
-		if _, ok := d.with[name]; ok && d.place == nil {
+	last := func(name string) int { return map[bool]int{true: 1}[name == manifestName] } // it says that all is there
+	for _, name := range slices.SortedFunc(maps.Keys(files), func(a, b string) int { return cmp.Or(last(a)-last(b), strings.Compare(a, b)) }) {
+		text := files[name]
+		if _, ok := d.with[name]; ok && d.place == nil && d.export.Export == "" {
 			if _, err := store.Stat(ctx, prefix+name); !errors.Is(err, fs.ErrNotExist) {
 				if err != nil {
 					return err
@@ -342,6 +433,10 @@ func verifyManifest(cmd *cobra.Command, address string) (*manifestCheck, error) 
 	var m manifest
 	if err := json.Unmarshal(text, &m); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", cairn.ErrCorrupt, name, err)
+	}
+
+	if m.Unfinished {
+		return nil, fmt.Errorf("%w: %s: the export is not finished", storage.ErrIncomplete, address)
 	}
 
 	c, err := formats.Open(ctx, store, nil)

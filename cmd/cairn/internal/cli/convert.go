@@ -18,8 +18,10 @@ import (
 	"github.com/cairn-ckpt/cairn/group"
 	"github.com/cairn-ckpt/cairn/group/tcp"
 	"github.com/cairn-ckpt/cairn/inspect"
+	"github.com/cairn-ckpt/cairn/internal/work"
 	"github.com/cairn-ckpt/cairn/recipe"
 	"github.com/cairn-ckpt/cairn/storage"
+	"github.com/cairn-ckpt/cairn/storage/adapter"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/slime"
 	"github.com/cairn-ckpt/cairn/storage/view"
@@ -56,6 +58,9 @@ type conversionFlags struct {
 	encoding, checksum            string
 	recipe                        recipeFlags
 	with                          []string
+	adapter                       string
+	limit                         work.Limiter // of the bytes that are written
+	export                        manifest     // see destination
 	step                          int64
 	tags                          []string
 	// merge writes whole tensors and makes the source's format the default.
@@ -94,6 +99,7 @@ func (f *conversionFlags) command(name string) *cobra.Command {
 	fl.Int64Var(&f.step, "step", 0, "training step to record, `N` (default: the step of SRC)")
 	fl.StringArrayVar(&f.tags, "tag", nil, "tag to record, `KEY=VALUE` (repeatable)")
 	fl.StringArrayVar(&f.with, "with", nil, "copy these `files` into DST (repeatable; with --to hf: configuration and tokeniser)")
+	fl.StringVar(&f.adapter, "adapter", "", "merge the LoRA adapter in this `folder` into SRC")
 	fl.BoolVar(&f.dequantize, "dequantize", false, "read quantised weights of hf as the numbers they stand for")
 
 	hideDefault(fl, "max-shard-size")
@@ -129,7 +135,9 @@ type conversionOf struct {
 type conversionResult struct {
 	conversionOf
 	*convert.Report
-	Seconds float64 `json:"seconds"`
+	// Inexact are the tensors with elements that the recipe rounds.
+	Inexact []recipe.Inexact `json:"inexact,omitempty"`
+	Seconds float64          `json:"seconds"`
 	// Read and Written count the requests to the stores of SRC and DST, if these
 	// stores count them.
 	Read    *blob.Traffic `json:"source_traffic,omitempty"`
@@ -144,6 +152,8 @@ type conversionPlan struct {
 	// Recipe is the recipe, and Dropped are the names that it leaves out.
 	Recipe  string           `json:"recipe,omitempty"`
 	Dropped []recipe.Dropped `json:"dropped,omitempty"`
+	// Inexact are the tensors with elements that the recipe rounds.
+	Inexact []recipe.Inexact `json:"inexact,omitempty"`
 	// Continues is set if an interrupted run would be continued. KeptFiles counts
 	// its finished files.
 	Continues bool `json:"continues,omitempty"`
@@ -151,73 +161,100 @@ type conversionPlan struct {
 }
 
 func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group) error {
-	ctx := cmd.Context()
-	if err := f.checkFormat(cmd); err != nil {
+	r, err := f.convert(cmd, src, dst, g)
+	if r == nil || err != nil {
 		return err
+	}
+	o := outputOf(cmd)
+	return o.result(r, func() { printConverted(o, r) })
+}
+
+// convert converts src. A dry run prints the plan, and returns nil.
+func (f *conversionFlags) convert(cmd *cobra.Command, src, dst string, g group.Group) (*conversionResult, error) {
+	if err := f.checkFormat(cmd); err != nil {
+		return nil, err
 	}
 	if err := f.recipe.check(cmd); err != nil {
-		return err
+		return nil, err
 	}
 
-	at := checkpointAddress(ctx, src)
+	path, err := f.beginAdapter(cmd, src)
+	if err != nil {
+		return nil, err
+	}
+	ctx := cmd.Context() // with the base
+
+	at := checkpointAddress(ctx, path)
 	root, err := openStore(ctx, at)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	store, from, err := formats.Locate(ctx, root)
 	if err != nil {
-		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
+		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
 	}
 	to, err := f.target(cmd, from, dst)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	opts, err := f.options(cmd, to)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := apart(at, dst); err != nil {
-		return err
+	if err := errors.Join(apart(at, dst), f.apartBase(ctx, dst)); err != nil {
+		return nil, err
 	}
-	f.modelOfFSDP(from, to, opts)
-	to.group, opts.Group = g, g
+	to.group, opts.Group, to.export = g, g, f.export
 	if err := f.share(cmd, opts, g); err != nil {
-		return err
+		return nil, err
 	}
 	opts.Source = store
 	read := blob.Since(store)
 	c, err := f.open(ctx, store, from)
 	if err != nil {
-		return withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
+		return nil, withHint(&cairn.Error{Op: "open", Where: store.String(), Err: err}, openHint(ctx, src, err))
+	}
+	model, err := f.model(store, c)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	if model == store {
+		f.modelOfFSDP(from, to, opts)
 	}
 	if c, err = f.recipe.open(cmd, root, store, c); err != nil {
-		return err
+		return nil, err
 	}
 	defer c.Close()
 	if to.place != nil && isFirst(g) { // the other ranks must not look for files before rank 0 makes them
 		if err := to.place.Check(); err != nil {
-			return f.explain(cmd, src, err)
+			return nil, f.explain(cmd, src, err)
 		}
 	}
 	for _, note := range c.Storage().Notes {
 		opts.Warn(fmt.Errorf("%s: %s", src, note))
 	}
+	if to.common, err = f.commonState(ctx, to, c, opts); err != nil {
+		return nil, err
+	}
 	planned, moved := func(int64) {}, func(int64) {}
-	opts.Planned, opts.Progress = func(n int64) { planned(n) }, func(n int64) { moved(n) }
+	opts.Planned, opts.Progress = func(n int64) { planned(n) }, func(n int64) {
+		moved(n)
+		_ = f.limit.Wait(ctx, int(n)) // the end of ctx ends the conversion
+	}
 	job, err := convert.Plan(ctx, c, opts)
 	if err != nil {
-		return f.explain(cmd, src, err)
+		return nil, f.explain(cmd, src, err)
 	}
 	what := conversionOf{src, dst, from, to.format}
 	if f.dryRun {
 		p := &conversionPlan{conversionOf: what, DryRun: true}
 		if v, ok := c.(*view.Checkpoint); ok {
-			p.Recipe, p.Dropped = v.Binding().Recipe.Name, droppedBy(c)
+			p.Recipe, p.Dropped, p.Inexact = v.Binding().Recipe.Name, droppedBy(c), inexactBy(c)
 		}
-		return f.explain(cmd, src, f.plan(cmd, job, to, p))
+		return nil, f.explain(cmd, src, f.plan(cmd, job, to, p))
 	}
-	if err := f.beside(ctx, store, at, from, to, c); err != nil {
-		return err
+	if err := f.beside(ctx, model, at, from, to, c); err != nil {
+		return nil, err
 	}
 	if to.lacksConfig() {
 		opts.Warn(fmt.Errorf("%s gets no config.json, which transformers needs: --config and --with copy one", dst))
@@ -232,10 +269,9 @@ func (f *conversionFlags) run(cmd *cobra.Command, src, dst string, g group.Group
 		return err
 	})
 	if err != nil {
-		return f.explain(cmd, src, err)
+		return nil, f.explain(cmd, src, err)
 	}
-	r := &conversionResult{what, rep, time.Since(start).Seconds(), read(), to.written()}
-	return o.result(r, func() { printConverted(o, r) })
+	return &conversionResult{what, rep, inexactBy(c), time.Since(start).Seconds(), read(), to.written()}, nil
 }
 
 func (f *conversionFlags) open(ctx context.Context, store blob.Store, format string) (storage.Checkpoint, error) {
@@ -249,7 +285,11 @@ func (f *conversionFlags) open(ctx context.Context, store blob.Store, format str
 	if err != nil || !f.dequantize {
 		return c, err
 	}
-	quantised, err := hasQuantised(ctx, store, c)
+	with := c
+	if m, ok := c.(*adapter.Checkpoint); ok {
+		with, store = m.Base().Checkpoint, m.Base().Store
+	}
+	quantised, err := hasQuantised(ctx, store, with)
 	if err == nil && !quantised {
 		err = errNotQuantised
 	}
@@ -257,6 +297,42 @@ func (f *conversionFlags) open(ctx context.Context, store blob.Store, format str
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// beginAdapter returns the path of the checkpoint to open: the adapter's, with SRC as its base, or
+// SRC.
+func (f *conversionFlags) beginAdapter(cmd *cobra.Command, src string) (string, error) {
+	ctx := cmd.Context()
+	if f.adapter == "" {
+		return src, nil
+	}
+	if baseOf(ctx) != "" {
+		return "", usagef(cmd, "--adapter and --base contradict each other: SRC is the base of the adapter")
+	}
+	cmd.SetContext(context.WithValue(ctx, baseKey{}, checkpointAddress(ctx, src)))
+	return f.adapter, nil
+}
+
+// apartBase returns an error if DST is in the base of an adapter, or the other way around.
+func (f *conversionFlags) apartBase(ctx context.Context, dst string) error {
+	if f.adapter == "" {
+		return nil
+	}
+	return apart(baseOf(ctx), dst)
+}
+
+// model returns the store with the model's configuration: of the base, if c is an adapter merged
+// into it. Otherwise it is store, the store of c.
+func (f *conversionFlags) model(store blob.Store, c storage.Checkpoint) (blob.Store, error) {
+	m, ok := c.(*adapter.Checkpoint)
+	switch {
+	case ok:
+		f.recipe.Beside = append(f.recipe.Beside, m.Root())
+		return m.Root(), nil
+	case f.adapter != "":
+		return nil, fmt.Errorf("--adapter: %w: %s holds no LoRA adapter: it has no %s", cairn.ErrNotFound, f.adapter, adapter.ConfigName)
+	}
+	return store, nil
 }
 
 // errNotQuantised reports a source without quantised weights.
@@ -451,6 +527,14 @@ func printConverted(o *output, r *conversionResult) {
 		o.printf("left out: %s\n", clean(name))
 	}
 	printDamaged(o, r.Damaged)
+	printInexact(o, r.Inexact)
+}
+
+// printInexact prints the tensors that a recipe rounds.
+func printInexact(o *output, inexact []recipe.Inexact) {
+	for _, x := range recipe.Group(inexact) {
+		o.printf("not exact: %s: %s\n", clean(x.Name), clean(x.Reason))
+	}
 }
 
 // printDamaged prints names that a conversion leaves out because they cannot be read.
@@ -490,9 +574,10 @@ func printRecipePlan(o *output, p *conversionPlan) {
 		t.add(clean(it.Name), formatShape(it.Shape), clean(from), it.Operations, line)
 	}
 	o.table(t)
-	for _, d := range recipe.GroupDropped(p.Dropped) {
+	for _, d := range recipe.Group(p.Dropped) {
 		o.printf("dropped: %s: %s\n", clean(d.Name), clean(d.Reason))
 	}
+	printInexact(o, p.Inexact)
 	printPlanned(o, p)
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,10 +45,16 @@ type destination struct {
 	// are files that belong to the result. view is the view that is converted, if a recipe
 	// is used: the result gets a manifest.
 	with  map[string][]byte
-	made  map[string][]byte
-	view  storage.Checkpoint
-	from  string     // the address of the source
-	trial blob.Store // replaces every other store in a dry run
+	plain bool // weights are dequantised, and the configuration must not say that they are quantised
+	// untied means that the configuration has to say that the output layer has a tensor of its own.
+	untied bool
+	made   map[string][]byte
+	// common is the common state of a checkpoint for Megatron. Nil: there is none.
+	common *torchdcp.Common
+	view   storage.Checkpoint
+	from   string     // the address of the source
+	export manifest   // has the fields Export and Of of an export
+	trial  blob.Store // replaces every other store in a dry run
 }
 
 // safetensorsFile is the file of a checkpoint of one file in the format hf.
@@ -85,6 +92,12 @@ func (f *conversionFlags) target(cmd *cobra.Command, from, dst string) (*destina
 
 	d.place = &convert.Place{
 		Path: path, Overwrite: f.overwrite, File: f.file(d, path), Look: checkpointFiles, Accept: d.accept, Record: describes,
+	}
+	if f.export.Export != "" { // the files beside an earlier result belong to it
+		d.place.Look = func(path string) ([]string, error) {
+			names, err := checkpointFiles(path)
+			return slices.AppendSeq(names, maps.Keys(d.with)), err
+		}
 	}
 	if d.place.File == "" {
 		return d, nil

@@ -23,7 +23,7 @@ import (
 var jsonLines = []string{
 	"demo --size 64KiB --ranks 2 --dir OUT", "inspect CK", "inspect CK model.norm.weight", "inspect CK model", "inspect CK --timeline",
 	"ls CK", "digest CK step", "cat CK step", "cat CK model.norm.weight --npy OUT --dtype float32", "stats CK model.norm.weight", "diff CK CK",
-	"convert CK OUT --to dcp", "convert CK OUT --to dcp --dry-run", "merge CK OUT.pt", "cp CK OUT", "sync RUN OUT", "runs RUN", "log RUN",
+	"convert CK OUT --to dcp", "convert CK OUT --to dcp --dry-run", "merge CK OUT.pt", "cp CK OUT", "sync RUN OUT", "export RUN", "runs RUN", "log RUN",
 	"tag CK", "settings RUN", "prune RUN --keep all", "flatten CK", "verify CK", "verify RUN", "doctor RUN --quick", "latest RUN",
 	"rewind RUN step-1", "rm RUN/step-1 --force", "recipes", "recipes show hf-to-titan/llama", "repair CK --dry-run", "clean CK",
 	"table CK -o OUT", "plot CK sizes -o OUT.svg", "version", "man MAN",
@@ -34,7 +34,7 @@ var jsonLines = []string{
 
 // jsonTypes are the answers of commands that start other programs, or need a service.
 var jsonTypes = map[string]any{
-	"cairn bench blob": bench.BlobResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn launch": launch.Report{}, "cairn web": webResult{},
+	"cairn bench blob": bench.BlobResult{}, "cairn bench versions": bench.VersionsResult{}, "cairn bench convert": bench.ConvertResult{}, "cairn launch": launch.Report{}, "cairn web": webResult{},
 }
 
 // notJSON are the commands that print a text for another program.

@@ -213,6 +213,10 @@ func printLog(o *output, res *logResult) {
 	if remote {
 		headings = append(headings, "KEPT THERE BY")
 	}
+	exported := slices.ContainsFunc(res.Checkpoints, func(c run.Logged) bool { return len(c.Exports) > 0 })
+	if exported {
+		headings = append(headings, "EXPORTS")
+	}
 	drawn := drawLines(res.Checkpoints)
 	if drawn != nil {
 		headings = append([]string{"LINE"}, headings...)
@@ -231,6 +235,9 @@ func printLog(o *output, res *logResult) {
 		}
 		if remote {
 			cells = append(cells, clean(formatVerdict(c.RemoteVerdict)))
+		}
+		if exported {
+			cells = append(cells, string(run.ExportsState(c.Exports)))
 		}
 		t.add(cells...)
 	}
@@ -252,6 +259,13 @@ func (res *logResult) printProblems(o *output) {
 			}
 		}
 	}
+	for i := range res.Checkpoints {
+		for _, x := range res.Checkpoints[i].Exports {
+			if x.State == run.ExportFailed {
+				o.warn("%s: the export to %s has failed: %s", clean(res.Checkpoints[i].Name), clean(x.Export.To), clean(oneLine(x.Problem)))
+			}
+		}
+	}
 	for _, w := range res.Warnings {
 		o.warn("warning: %s", clean(w))
 	}
@@ -265,11 +279,14 @@ func (res *logResult) printTotals(o *output) {
 	o.remark("\n")
 
 	path := quoteArg(res.Path)
-	lacking, referring, left := 0, 0, 0
+	lacking, referring, left, waiting := 0, 0, 0, 0
 	var broken []string // the paths of checkpoints without a complete copy
 	for i := range res.Checkpoints {
 		if c := &res.Checkpoints[i]; formatState(c, false) == string(run.Incomplete) {
 			broken = append(broken, cmp.Or(c.Local, c.Remote).Path)
+		}
+		if state := run.ExportsState(res.Checkpoints[i].Exports); state != "" && state != run.ExportDone {
+			waiting++
 		}
 		if res.Checkpoints[i].Left {
 			left++
@@ -293,6 +310,9 @@ func (res *logResult) printTotals(o *output) {
 	}
 	if lacking > 0 {
 		o.remark("%s not uploaded yet: 'cairn sync %s%s'\n", plural(lacking, "checkpoint"), path, res.syncFlags)
+	}
+	if waiting > 0 {
+		o.remark("%s not exported yet: 'cairn export %s'\n", plural(waiting, "checkpoint"), path)
 	}
 	if res.Removable > 0 {
 		o.remark("%s, %s, would be removed: 'cairn prune %s%s'\n", plural(res.Removable, "checkpoint"), formatBytes(res.RemovableBytes), path, res.pruneFlags)

@@ -60,26 +60,36 @@ func newMemoryCmd() *cobra.Command {
 
 func runMemory(cmd *cobra.Command) error {
 	ctx, o := cmd.Context(), outputOf(cmd)
-	root, err := ram.Here()
+	root, host, names, err := memoryHere()
 	if err != nil {
 		return err
 	}
-	res := memoryResult{Path: string(root), Runs: []memoryRun{}}
-	if res.Host, err = root.HostID(); err != nil {
-		return err
-	}
-	names, err := root.Runs()
-	if err != nil {
-		return err
-	}
+	res := memoryResult{Path: string(root), Host: host, Runs: []memoryRun{}}
 	for _, name := range names {
-		r := memoryRun{Run: name, Hosts: []memoryHost{}}
-		if err := r.look(ctx, root, res.Host); err != nil {
-			r.Problem = err.Error()
-		}
-		res.Runs = append(res.Runs, r)
+		res.Runs = append(res.Runs, *describeMemory(ctx, root, host, name))
 	}
 	return o.result(res, func() { printMemory(o, &res) })
+}
+
+// memoryHere returns the memory of this host, its id, and its runs.
+func memoryHere() (root ram.Root, host string, names []string, err error) {
+	if root, err = ram.Here(); err != nil {
+		return "", "", nil, err
+	}
+	if host, err = root.HostID(); err != nil {
+		return "", "", nil, err
+	}
+	names, err = root.Runs()
+	return root, host, names, err
+}
+
+// describeMemory describes a run in memory.
+func describeMemory(ctx context.Context, root ram.Root, host, name string) *memoryRun {
+	r := &memoryRun{Run: name, Hosts: []memoryHost{}}
+	if err := r.look(ctx, root, host); err != nil {
+		r.Problem = err.Error()
+	}
+	return r
 }
 
 // memoryOf describes the run in memory of an address.
@@ -88,26 +98,14 @@ func memoryOf(ctx context.Context, address string) (*memoryRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	root, err := ram.Here()
-	if err != nil {
-		return nil, err
-	}
-	host, err := root.HostID()
-	if err != nil {
-		return nil, err
-	}
-	names, err := root.Runs()
+	root, host, names, err := memoryHere()
 	if err != nil {
 		return nil, err
 	}
 	if !slices.Contains(names, name) {
 		return nil, fmt.Errorf("%w: %s: this host has no such run in memory", storage.ErrNotFound, address)
 	}
-	r := &memoryRun{Run: name, Hosts: []memoryHost{}}
-	if err := r.look(ctx, root, host); err != nil {
-		r.Problem = err.Error()
-	}
-	return r, nil
+	return describeMemory(ctx, root, host, name), nil
 }
 
 // look finds out the hosts and the checkpoints of the run.

@@ -166,7 +166,7 @@ func TestJSONIsExplained(t *testing.T) {
 		"repair":  {repairResult{}}, "man": {manResult{}}, "table": {tableResult{}}, "version": {versionInfo{}}, "demo": {demo.Report{}},
 		"exit-codes": {failure{}}, "bench io": {bench.IOResult{}}, "bench blob": {bench.BlobResult{}},
 		"launch": {launch.Report{}}, "cat": {catValue{}, catFile{}}, "diff": {difference{}}, "stats": {statistics{}},
-		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctorResult{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}}, "bench memory": {bench.MemoryResult{}},
+		"runs": {runsResult{}}, "log": {logResult{}}, "tag": {tagResult{}}, "settings": {settingsResult{}}, "prune": {pruneResult{}}, "rm": {removeResult{}}, "rewind": {rewindResult{}}, "flatten": {flattenResult{}}, "recipes": {recipesResult{}}, "recipes show": {recipeText{}}, "doctor": {doctorResult{}}, "plot": {plotResult{}}, "bench delta": {bench.DeltaResult{}}, "bench versions": {bench.VersionsResult{}}, "bench memory": {bench.MemoryResult{}}, "bench convert": {bench.ConvertResult{}}, "export": {exportResult{}},
 		"web": {webResult{}},
 	} {
 		c, _, err := root.Find(strings.Fields(name))

@@ -11,6 +11,7 @@ import (
 	"github.com/cairn-ckpt/cairn"
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/recipe"
+	"github.com/cairn-ckpt/cairn/recipe/megatron"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
 	"github.com/cairn-ckpt/cairn/storage/view"
@@ -26,12 +27,13 @@ type recipeFlags struct {
 
 func (f *recipeFlags) add(cmd *cobra.Command, what string) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.Recipe, "recipe", "", what+" through this `recipe`: FROM-to-TO/FAMILY, auto, or a file")
+	fl.StringVar(&f.Recipe, "recipe", "", what+" through this `recipe`: FROM-to-TO/FAMILY, to-TO/FAMILY, auto, or a file")
 	fl.BoolVar(&f.Reverse, "reverse", false, "use the recipe backwards")
 	fl.StringVar(&f.Config, "config", "", "`path` of the model's config.json (default: in the checkpoint's folder)")
 	fl.StringArrayVar(&f.set, "set", nil, "`NAME=VALUE` of a variable of the recipe (repeatable)")
 	completeFlag(cmd, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		out := []string{"auto"}
+		out = append(out, megatron.Name)
 		for _, n := range recipe.Names() {
 			out = append(out, n.String())
 		}
@@ -79,11 +81,16 @@ func (f *recipeFlags) open(cmd *cobra.Command, store, at blob.Store, c storage.C
 // has the format from. Empty: there is no recipe, or it is a file.
 func (f *recipeFlags) format(from string) string {
 	n, shipped := recipe.ParseName(f.Recipe)
+	if to, ok := recipe.ParseToward(f.Recipe); ok {
+		n, shipped = to, true
+	}
 	toHF := n.To == "hf"
 	if f.Reverse {
 		toHF = n.From == "hf"
 	}
 	switch {
+	case f.Recipe == megatron.Name:
+		return formats.TorchDCP
 	case f.Recipe == "auto":
 		toHF = from != formats.HF
 	case !shipped:
@@ -182,6 +189,8 @@ type listedRecipe struct {
 func newRecipesCmd() *cobra.Command {
 	cmd := newCommand("recipes", wantArgs(0, 0), nil, func(cmd *cobra.Command, _ []string) error {
 		var list []listedRecipe
+		own := megatron.Recipe()
+		list = append(list, listedRecipe{own.Name, own.About, megatron.Variables, own.SHA256})
 		for _, n := range recipe.Names() {
 			steps, err := recipe.Lookup(n)
 			if err != nil {
@@ -206,6 +215,7 @@ func newRecipesCmd() *cobra.Command {
 func newRecipesShowCmd() *cobra.Command {
 	complete := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var out []string
+		out = append(out, megatron.Name)
 		for _, n := range recipe.Names() {
 			out = append(out, n.String())
 		}
@@ -218,6 +228,9 @@ func newRecipesShowCmd() *cobra.Command {
 			return o.result(recipeText{args[0], text}, func() { o.printf("%s", text) })
 		}
 
+		if args[0] == megatron.Name {
+			return show("# " + megatron.Recipe().About + "\n# It is code, not rules: docs/recipes.md describes it.\n")
+		}
 		for _, r := range recipe.Shipped() { // by the name that messages have
 			if r.Name == args[0] {
 				return show(r.Text)

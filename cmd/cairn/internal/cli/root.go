@@ -114,7 +114,7 @@ func newRootCmd() *cobra.Command {
 	addGroup(root, "Change and copy checkpoints", newConvertCmd(), newMergeCmd(), newRecipesCmd(), newCpCmd(), newFlattenCmd(),
 		newRepairCmd(), newCleanCmd())
 	addGroup(root, "Look after the checkpoints of a run", newRunsCmd(), newLogCmd(), newLatestCmd(), newTagCmd(), newSettingsCmd(),
-		newPruneCmd(), newRmCmd(), newRewindCmd(), newSyncCmd())
+		newPruneCmd(), newRmCmd(), newRewindCmd(), newSyncCmd(), newExportCmd())
 	addGroup(root, "Start jobs", newLaunchCmd(), newMemoryCmd(), newSaverCmd())
 	addGroup(root, groupSetUp, newDemoCmd(), newDoctorCmd(), newBenchCmd(), newVersionCmd(), newCompletionCmd(), newManCmd())
 	root.AddCommand(newTopics()...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +32,11 @@ func init() {
 // newSaverCmd returns the command that a trainer starts as its saver process.
 func newSaverCmd() *cobra.Command {
 	cmd := newCommand("saver", wantArgs(0, 1), cobra.NoFileCompletions, func(*cobra.Command, []string) error {
-		return saver.Run(&saver.ServeOptions{OpenAs: openAs})
+		o := &saver.ServeOptions{OpenAs: openAs}
+		if own, err := os.Executable(); err == nil { // otherwise the one in PATH
+			o.Export = []string{own, "export"}
+		}
+		return saver.Run(o)
 	})
 	cmd.Hidden = true
 	return cmd

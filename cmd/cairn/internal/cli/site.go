@@ -57,6 +57,10 @@ func (f *siteFlags) open(cmd *cobra.Command, args []string) (*web.Site, error) {
 		return nil, err
 	}
 
+	if baseOf(cmd.Context()) != "" {
+		f.noCache, f.cache = true, "" // the statistics depend on the base too
+	}
+
 	s := &siteStores{cmd: cmd, recipe: f.recipe.Options, explain: f.recipe.explain, confined: f.confined, wait: f.wait, addresses: map[string]string{}, given: map[string]bool{}}
 	o := web.Options{Path: blob.Redact(args[0]), Open: s.open, Cache: f.folder(), Recipe: f.recipe.Recipe, Guess: f.recipe.Recipe == "", Version: readVersion().Version}
 	if o.Guess {
@@ -293,7 +297,7 @@ func (s *siteStores) open(ctx context.Context, id string, recipe bool) (*web.Ope
 	if err := s.checkLinks(id, address); err != nil {
 		return nil, err
 	}
-	ctx = s.logged(ctx)
+	ctx = context.WithValue(s.logged(ctx), baseKey{}, baseOf(s.cmd.Context()))
 	store, at, c, err := openSteady(ctx, address)
 	if err != nil {
 		return nil, err

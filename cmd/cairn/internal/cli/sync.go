@@ -23,7 +23,9 @@ type syncResult struct {
 	Target  string            `json:"target"`
 	DryRun  bool              `json:"dry_run"`
 	Folders []transfer.Synced `json:"folders"`
-	Seconds float64           `json:"seconds"`
+	// Exports are those of a run that were not done.
+	Exports []exportDone `json:"exports,omitempty"`
+	Seconds float64      `json:"seconds"`
 	copyTraffic
 }
 
@@ -86,12 +88,25 @@ func (f *copyFlags) upload(cmd *cobra.Command, remote *settingsFlags, address st
 	if err != nil {
 		return err
 	}
+	x, err := (&exportFlags{settingsFlags: *remote, memory: exportMemory, dryRun: dryRun}).ofRun(ctx, r)
+	if err != nil {
+		return err
+	}
+	if r.Remote == nil && len(x.pending) > 0 {
+		return x.run(cmd, address)
+	}
 	if r.Remote == nil {
 		shown := quoteArg(r.String())
 		return withHint(usagef(cmd, "%s has no remote run", r), fmt.Sprintf("give the address of the second RUN, or store it: 'cairn settings %s --remote URL'", shown))
 	}
 	finish := f.measure(o, address, s.Remote, r.Local.Store, r.Remote.Store, dryRun)
 	all, err := r.Sync(ctx, &run.SyncOptions{KeepRemote: s.KeepRemote, DryRun: dryRun, Options: finish.options(opts)})
+	if all != nil {
+		finish.bar.done()
+		done := &exportResult{}
+		err = errors.Join(err, x.carryOutAll(cmd, done))
+		finish.result.Exports = done.Exports
+	}
 	return finish.print(all, err)
 }
 

@@ -54,7 +54,7 @@ func newWebCmd() *cobra.Command {
 	fl.BoolVar(&f.follow, "follow-links", false, "show checkpoints and files to which links lead, outside of the folders that are given")
 	f.siteFlags.add(cmd)
 	_ = cmd.MarkFlagFilename("token-file") // fails for unknown flags only
-	return cmd
+	return baseFlag(cmd)
 }
 
 func (f *webFlags) check(cmd *cobra.Command) error {
