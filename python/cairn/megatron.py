@@ -27,7 +27,6 @@ import torch
 import torch.distributed as dist
 from megatron import core
 from megatron.core.dist_checkpointing import core as _config
-from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica
 from megatron.core.dist_checkpointing.strategies import async_utils
@@ -114,9 +113,7 @@ class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
         folder = address_of(checkpoint_dir)
         state, common = _saved(sharded_state_dict)
         if not common and dist.get_rank() == 0:
-            # Before 0.19 Megatron has written the file already.
-            with contextlib.suppress(FileNotFoundError):
-                common = torch.load(os.path.join(folder, _COMMON_FILE), map_location="cpu", weights_only=False)
+            common = _take_common(folder)
         state.update({**common, _KEYS: sorted(map(str, common))} if common else {})
         target: Any = self.run.find(folder) if self.run is not None else None
         name = os.path.basename(folder)
@@ -195,6 +192,17 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
         super().remove_sharded_tensors(checkpoint_dir, key_prefix)
 
 
+_base = sys.modules.get("megatron.core.dist_checkpointing.strategies.base")
+if hasattr(_base, "register_default_strategy"):  # until 0.16, which chooses by the backend that a checkpoint names
+    _base.register_default_strategy(_base.StrategyAction.LOAD_SHARDED, _BACKEND, 1,  # type: ignore[union-attr]
+                                    LoadStrategy())
+
+with contextlib.suppress(ImportError):  # Bridge refuses classes of packages that it does not know
+    from megatron.bridge.utils.instantiate_utils import register_allowed_target_prefix
+
+    register_allowed_target_prefix("cairn")
+
+
 def install(*, run: Run | None = None, remote: str | os.PathLike[str] | None = None,
             allow_pickle: bool = False) -> None:
     """Has Megatron, and what is built on it, save and load with cairn. All ranks call it before the training begins.
@@ -209,9 +217,6 @@ def install(*, run: Run | None = None, remote: str | os.PathLike[str] | None = N
         for module in list(sys.modules.values()):
             if module is not sys.modules[__name__] and vars(module).get(name) is theirs:
                 setattr(module, name, ours)
-    strategies = sys.modules.get("megatron.core.dist_checkpointing.strategies.base")
-    if register := getattr(strategies, "register_default_strategy", None):  # until 0.16
-        register(strategies.StrategyAction.LOAD_SHARDED, _BACKEND, 1, LoadStrategy())  # type: ignore[union-attr]
 
 
 def finish(folder: str | os.PathLike[str]) -> int | None:
@@ -328,6 +333,20 @@ def _complete(handle: Handle, folder: str, common: StateDict) -> None:
     broadcast("megatron", lambda: _write_common(folder, common) if common else None, folder)
 
 
+def _take_common(folder: str) -> StateDict:
+    """Returns the common state that Megatron has written before the rest, as it does before 0.19, without a file.
+
+    It is written again when the checkpoint is complete. Until then, the folder looks like one of another format.
+    """
+    path = os.path.join(folder, _COMMON_FILE)
+    try:
+        common: StateDict = torch.load(path, map_location="cpu", weights_only=False)  # of this process
+    except FileNotFoundError:
+        return {}
+    os.unlink(path)
+    return common
+
+
 def _write_common(folder: str, common: StateDict) -> None:
     """Writes the file in which Megatron looks for the common state of a checkpoint of any format."""
     _write(os.path.join(folder, _COMMON_FILE), lambda f: torch.save(common, f))
@@ -346,3 +365,22 @@ def _request_class(async_strategy: str) -> Any:
     """Returns the class of the requests that Megatron's queue takes."""
     choose = getattr(_stock, "get_async_strategy", None)  # since 0.18
     return async_utils.AsyncRequest if choose is None else choose(async_strategy)[1]["AsyncRequest"]
+
+
+def __getattr__(name: str) -> Any:
+    # Megatron-Bridge is not always there, and takes long to import.
+    if name != "CheckpointManager":
+        raise AttributeError(f"module 'cairn.megatron' has no attribute {name!r}")
+    from megatron.bridge.training import checkpointing
+
+    class CheckpointManager(checkpointing.DefaultCheckpointManager):  # type: ignore[misc]
+        """The checkpoint manager of Megatron-Bridge, with cairn. A script imports cairn.megatron, and its configuration
+        has ``checkpoint.custom_manager_class = "cairn.megatron.CheckpointManager"``.
+        """
+
+        def __init__(self, checkpoint_config: Any) -> None:
+            install(run=SaveStrategy.run, remote=SaveStrategy.remote, allow_pickle=LoadStrategy.allow_pickle)
+            super().__init__(checkpoint_config)
+
+    globals()[name] = CheckpointManager
+    return CheckpointManager
