@@ -186,7 +186,7 @@ def train(folder, name, stop=STEPS, kill=None, load_step=-1, like=None, first=1,
 
 
 def seed(folder, name):
-    """Saves the seed checkpoint of another training than the usual one."""
+    """Saves a seed checkpoint."""
     job = Job(folder, folder=name, create_seed_checkpoint=True, last_save_model_only=True)
     job.checkpointer.save(0, last_step=True)
     job.close()
