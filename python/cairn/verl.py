@@ -1,0 +1,232 @@
+"""Checkpoints of verl's FSDP engine, through cairn.
+
+    CAIRN_VERL=1 python -m verl.trainer.main_ppo actor_rollout_ref.actor.checkpoint.async_save=True …
+
+verl finds this package by its entry point, and does nothing with it unless the environment variable is 1 in the
+processes of the trainer and of the workers. Then FSDPCheckpointManager is in place of verl's class of that name. It
+saves in the background, also if verl's own class cannot, and any number of ranks goes on with a checkpoint. Checkpoints
+that verl itself has saved are loaded, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import zipfile
+from typing import Any
+
+import verl
+from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager as _FSDPCheckpointManager
+from verl.workers.engine.fsdp import transformer_impl as _engine
+
+from cairn import errors
+from cairn._address import address_of
+from cairn.runs import Run
+from cairn.torch._handle import Handle, failure
+from cairn.torch._job import Caught, agree, broadcast
+from cairn.torch._removal import Remover
+from cairn.torch._sharded import Training, is_adapter
+from cairn.torch._state import StateDict
+from cairn.transformers import _files, export
+
+TESTED = ("0.8", "0.9")  # the releases of verl
+_HF = "huggingface"  # the folder of verl for the files that from_pretrained reads
+
+
+def install() -> None:
+    """Puts FSDPCheckpointManager in place of verl's. The entry point calls it.
+
+    VersionError: this is another release of verl than the ones that were tested.
+    """
+    check_version()
+    _engine.FSDPCheckpointManager = FSDPCheckpointManager
+
+
+def check_version() -> None:
+    """Raises an error if this release of verl was not tested."""
+    if ".".join(verl.__version__.split(".")[:2]) not in TESTED:
+        raise errors.VersionError(f"this is verl {verl.__version__}; cairn.verl was tested with verl "
+                                  f"{' and '.join(TESTED)}", ("storage.options",))
+
+
+class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
+    """Saves and loads the checkpoints of verl's FSDP engine. Arguments and contents have the meaning of verl's class.
+
+    A checkpoint holds the parts that save_contents names: "model", "optimizer", and "extra", which is the scheduler and
+    the states of the random number generators of all ranks. It also holds the configuration and the tokenizer of the
+    model, so that :func:`cairn.transformers.export` can write a folder for ``from_pretrained``. With "hf_model" in
+    save_contents, the folder huggingface of the checkpoint is such a folder.
+
+    With async_save, training goes on when the state is copied aside. The error of a save is raised by the next one.
+    When the checkpoint is complete, and the trainer has saved the state of its data and the critic, the step is written
+    to latest_checkpointed_iteration.txt, where verl looks for the newest checkpoint. The trainer for SFT writes
+    that file itself as soon as a save returns, so a save waits there until the checkpoint is complete.
+
+    max_ckpt_to_keep counts the checkpoints of this process. The old ones are removed before a save, when the last one
+    is complete and latest_checkpointed_iteration.txt names it: the newest complete checkpoint always stays.
+
+    A save replaces a checkpoint of the same path, as verl does.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        check_version()
+        super().__init__(*args, **kwargs)
+        self._remover = Remover()
+        self._pending: _Pending | None = None
+
+    def save_checkpoint(self, local_path: str | None, hdfs_path: str | None = None, global_step: int = 0,
+                        max_ckpt_to_keep: int | None = None) -> None:
+        """Saves a checkpoint, without a copy at hdfs_path, as in verl. All ranks call it."""
+        if local_path is None:
+            return
+        self._settle()
+        self.previous_global_step = global_step
+        path = address_of(local_path)
+        place = _Place(path)
+        only = is_adapter if self.should_save_lora_only and self._has_lora() else None
+        more: StateDict = {}
+        with Caught() as caught:
+            if self.rank == 0:
+                self._make_room(path, max_ckpt_to_keep)
+                more["files"] = _files(self.model, self.processing_class)
+        agree("verl", caught.error)
+        handle = self._training(self.checkpoint_save_contents).async_save(path, global_step, only=only, more=more)
+        self._pending = _Pending(handle, place, self.should_save_hf_model)
+        if place.part and self.checkpoint_config and self.checkpoint_config.get("async_save", False):
+            if self.rank == 0:
+                self._pending.follow()
+        else:
+            self._settle()
+
+    def load_checkpoint(self, local_path: str | None, hdfs_path: str | None = None,
+                        del_local_after_load: bool = False) -> None:
+        """Loads a checkpoint, of cairn or of verl itself, saved by any number of ranks. All ranks call it.
+
+        del_local_after_load removes nothing: verl removes only copies of files that it has downloaded.
+        """
+        if local_path is None:
+            return
+        self._settle()
+        self._training(self.checkpoint_load_contents).load(address_of(local_path))
+
+    def _training(self, contents: list[str]) -> Training:
+        return Training(self.model, self.optimizer, self.lr_scheduler, contents)
+
+    def _settle(self) -> None:
+        """Waits for the save that is under way, and raises its error on all ranks."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        pending.handle.result()
+        broadcast("verl", pending.finish)
+        path = pending.handle.path
+        self.previous_saved_paths = [p for p in self.previous_saved_paths if p != path] + [path]
+
+    def _make_room(self, path: str, keep: int | None) -> None:
+        """Removes old checkpoints of this process before a save to a path. At least one stays."""
+        if not isinstance(keep, int) or keep < 1:
+            return
+        old = [p for p in self.previous_saved_paths if p != path][:-max(keep - 1, 1)]
+        for p in old:
+            if not _Place(p).is_latest():
+                self._remover.add(p)
+                self.previous_saved_paths.remove(p)
+        self._remover.begin(None)
+        self._remover.settle()
+
+
+class _Place:
+    """The folder of a checkpoint in the folders of verl's trainers.
+
+    The trainer for PPO saves to global_step_N/actor and global_step_N/critic, the one for SFT to global_step_N. root is
+    the folder above, which is empty for other paths, and part is "actor", for example, or empty.
+    """
+
+    def __init__(self, path: str) -> None:
+        m = re.fullmatch(r"(.*)/global_step_(\d+)(?:/([^/]+))?", path)
+        self.root, self.step, self.part = (m[1], int(m[2]), m[3] or "") if m else ("", 0, "")
+        self._data = self._stamp()
+
+    def is_latest(self) -> bool:
+        """Reports whether a run would go on with this checkpoint."""
+        try:
+            with open(get_checkpoint_tracker_filename(self.root), encoding="utf-8") as f:
+                return bool(self.root) and int(f.read()) == self.step
+        except (OSError, ValueError):
+            return False
+
+    def note(self) -> bool:
+        """Makes this step the one with which a run goes on, if all of it is there. Otherwise, it returns False.
+
+        The trainer saves the state of its data when the saves of the actor and of the critic have begun.
+        """
+        folder = os.path.join(self.root, f"global_step_{self.step}")
+        if self._stamp() in (None, self._data) or not zipfile.is_zipfile(os.path.join(folder, "data.pt")):
+            return False
+        if not all(c.complete for c in Run(folder).checkpoints()):
+            return False
+        tracker = get_checkpoint_tracker_filename(self.root)
+        with open(f"{tracker}.{self.part}", "w", encoding="utf-8") as f:
+            f.write(str(self.step))
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(f.name, tracker)
+        return True
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Tells apart the files of the data of two saves of a step."""
+        try:
+            found = os.stat(os.path.join(self.root, f"global_step_{self.step}", "data.pt"))
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+class _Pending:
+    """A save, and what follows it on rank 0."""
+
+    def __init__(self, handle: Handle, place: _Place, hf_model: bool) -> None:
+        self.handle, self._place, self._hf_model = handle, place, hf_model
+        self._thread: threading.Thread | None = None
+        self._last = threading.Event()  # the trainer has gone on
+        self._caught = Caught()
+
+    def follow(self) -> None:
+        """Waits in the background until the checkpoint is complete, and makes it the latest one."""
+        self._thread = threading.Thread(target=self._follow, name="cairn-verl", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits for what follows the save, and raises its error. Rank 0 calls it, after the save."""
+        if self._thread is None:
+            self._export()
+            return
+        self._last.set()
+        self._thread.join()
+        if self._caught.error is not None:
+            raise self._caught.error
+
+    def _follow(self) -> None:
+        if failure(self.handle) is not None:
+            return
+        with self._caught:
+            over, pause = self._place.note(), 0.2
+            while not over:
+                # If the critic is not complete when the trainer goes on, the manager of the critic notes the step.
+                gone_on = self._last.wait(pause)
+                over, pause = self._place.note() or gone_on, min(pause * 1.5, 5)
+            self._export()
+
+    def _export(self) -> None:
+        if not self._hf_model:
+            return
+        folder = os.path.join(self.handle.path, _HF)
+        above, name = os.path.split(self.handle.path)
+        made = os.path.join(above, f".{name}-{_HF}")  # a checkpoint cannot be converted into its own folder
+        for old in (made, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        export(self.handle.path, made)
+        os.rename(made, folder)
