@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import threading
+import time
 import zipfile
 from typing import Any
 
 import verl
+from verl.trainer.ppo import checkpoint_callback
 from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager as _FSDPCheckpointManager
 from verl.workers.engine.fsdp import transformer_impl as _engine
@@ -32,17 +34,19 @@ from cairn.torch._sharded import Training, is_adapter
 from cairn.torch._state import StateDict
 from cairn.transformers import _files, export
 
-TESTED = ("0.8", "0.9")  # the releases of verl
+TESTED = ("0.9",)  # the releases of verl
+_PATIENCE = 60  # seconds from the end of a save until its step must be noted
 _HF = "huggingface"  # the folder of verl for the files that from_pretrained reads
 
 
 def install() -> None:
-    """Puts FSDPCheckpointManager in place of verl's. The entry point calls it.
+    """Puts FSDPCheckpointManager and CheckpointCallback in place of verl's classes. The entry point calls it.
 
     VersionError: this is another release of verl than the ones that were tested.
     """
     check_version()
     _engine.FSDPCheckpointManager = FSDPCheckpointManager
+    checkpoint_callback.CheckpointCallback = CheckpointCallback
 
 
 def check_version() -> None:
@@ -70,6 +74,8 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
 
     A save replaces a checkpoint of the same path, as verl does.
     """
+
+    previous_saved_paths: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any):
         check_version()
@@ -136,6 +142,31 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
                 self.previous_saved_paths.remove(p)
         self._remover.begin(None)
         self._remover.settle()
+
+
+class CheckpointCallback(checkpoint_callback.CheckpointCallback):  # type: ignore[misc]
+    """Waits for the last save of a training with async_save: Ray ends the workers when the trainer returns.
+
+    It is in place of verl's class of that name, which does nothing. A class that trainer.checkpoint_callback_class
+    names should be derived from this one.
+    """
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False,
+                **kwargs: Any) -> None:
+        """Returns when verl would go on with the last step. IncompleteError: its save has failed."""
+        if not async_save or global_step < trainer.total_training_steps:
+            return
+        folder = address_of(checkpoint_dir)
+        place, busy = _Place(os.path.join(folder, "actor")), time.monotonic()
+        while not place.is_latest():
+            found = Run(folder).checkpoints()
+            if any(c.local is not None and c.local.state == "under way" for c in found):
+                busy = time.monotonic()
+            if time.monotonic() > busy + _PATIENCE:
+                states = [f"{c.name} is {c.local.state}" for c in found if c.local is not None]
+                raise errors.IncompleteError(f"the save of the last step to {folder} has failed: "
+                                             f"{', '.join(states) or 'nothing is there'}", ("storage.incomplete",))
+            time.sleep(0.5)
 
 
 class _Place:
