@@ -38,7 +38,7 @@ var verl = []testCase{
 	{name: "verl: errors are errors of all ranks", needs: "verl", slow: true, run: func(r *rig) {
 		var got [][]string
 		r.beside("verl", "with_verl").ranks(2, "with_verl.refused", args{"folder": r.there("run")}, &got)
-		want := []string{"no state", "is a file", "1", "NotFoundError", "MissingError", "there is no optimizer", "tested with verl 0.9"}
+		want := []string{"no state", "is a file", "1", "NotFoundError", "MissingError", "without \"extra\"", "there is no optimizer", "ExistsError", "tested with verl 0.9"}
 		for i, text := range want {
 			if i >= len(got) || !strings.Contains(got[i][0], text) || i != 2 && !strings.Contains(got[i][1], text) {
 				r.Errorf("the errors are %q; want %q as number %d, on both ranks", got, text, i)

@@ -24,7 +24,9 @@ import verl
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from verl.trainer.config import CheckpointConfig
 from verl.utils.checkpoint.checkpoint_handler import CheckpointHandler
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
@@ -49,11 +51,12 @@ def build(fsdp=2, dropout=0.2, wrap=lambda model: model):
     model = wrap(LlamaForCausalLM(config))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
     if fsdp == 2:
-        for layer in [m for m in model.modules() if type(m).__name__ == "LlamaDecoderLayer"]:
+        for layer in [m for m in model.modules() if isinstance(m, LlamaDecoderLayer)]:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
         model = FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"),
+                                         auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}),
                                          use_orig_params=fsdp == "1 with original parameters")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     torch.manual_seed(dist.get_rank())
@@ -96,6 +99,8 @@ def train(folder, manager="cairn", end=9, saves=(), kill=None, later=False, load
             if kill == number + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             trainer_saves(at, later)
+            trainer = types.SimpleNamespace(total_training_steps=end)
+            cairn.verl.CheckpointCallback().on_save(trainer, number + 1, at, later)
     cairn.torch.close()
     return losses
 
@@ -293,8 +298,13 @@ def refused(folder):
     model = MANAGERS["cairn"](*job, None, CheckpointConfig(save_contents=["model"]))
     model.save_checkpoint(f"{root}/global_step_5/actor", None, 5)
     out.append(error_of(lambda: checkpoints.load_checkpoint(f"{root}/global_step_5/actor")))
+    weights = MANAGERS["cairn"](*job, None, CheckpointConfig(load_contents=["model", "extra"]))
+    out.append(error_of(lambda: weights.load_checkpoint(f"{root}/global_step_5/actor")))
     alone = MANAGERS["cairn"](job[0], None, None, None, CheckpointConfig())
     out.append(error_of(lambda: alone.save_checkpoint(f"{root}/global_step_6/actor", None, 6)))
+    # files that verl has saved stay
+    MANAGERS["verl"](*job, None, CheckpointConfig()).save_checkpoint(f"{root}/global_step_7/actor", None, 7)
+    out.append(error_of(lambda: model.save_checkpoint(f"{root}/global_step_7/actor", None, 7)))
     with unittest.mock.patch.object(verl, "__version__", "0.99.0"):
         out.append(error_of(lambda: MANAGERS["cairn"](*job, None, None)))
     cairn.torch.close()

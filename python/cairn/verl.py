@@ -16,25 +16,36 @@ import shutil
 import threading
 import time
 import zipfile
+from collections.abc import Collection
 from typing import Any
 
 import verl
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from verl.trainer.ppo import checkpoint_callback
 from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager as _FSDPCheckpointManager
 from verl.workers.engine.fsdp import transformer_impl as _engine
 
+import cairn
 from cairn import errors
 from cairn._address import address_of
 from cairn.runs import Run
 from cairn.torch._handle import Handle, failure
 from cairn.torch._job import Caught, agree, broadcast
+from cairn.torch._load import load
+from cairn.torch._perrank import RandomState
 from cairn.torch._removal import Remover
-from cairn.torch._sharded import Training, is_adapter
+from cairn.torch._save import async_save
 from cairn.torch._state import StateDict
 from cairn.transformers import _files, export
 
 TESTED = ("0.9",)  # the releases of verl
+_PARTS = ("actor", "critic")  # the folders of a step of the trainer for PPO
 _PATIENCE = 60  # seconds from the end of a save until its step must be noted
 _HF = "huggingface"  # the folder of verl for the files that from_pretrained reads
 
@@ -62,7 +73,7 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
     A checkpoint holds the parts that save_contents names: "model", "optimizer", and "extra", which is the scheduler and
     the states of the random number generators of all ranks. It also holds the configuration and the tokenizer of the
     model, so that :func:`cairn.transformers.export` can write a folder for ``from_pretrained``. With "hf_model" in
-    save_contents, the folder huggingface of the checkpoint is such a folder.
+    save_contents, which includes "model", the folder huggingface of the checkpoint is such a folder.
 
     With async_save, training goes on when the state is copied aside. The error of a save is raised by the next one.
     When the checkpoint is complete, and the trainer has saved the state of its data and the critic, the step is written
@@ -92,14 +103,20 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
         self.previous_global_step = global_step
         path = address_of(local_path)
         place = _Place(path)
-        only = is_adapter if self.should_save_lora_only and self._has_lora() else None
-        more: StateDict = {}
+        state: StateDict = {}
         with Caught() as caught:
             if self.rank == 0:
                 self._make_room(path, max_ckpt_to_keep)
-                more["files"] = _files(self.model, self.processing_class)
+                state["files"] = _files(self.model, self.processing_class)
+            contents = {*self.checkpoint_save_contents} | ({"model"} if self.should_save_hf_model else set())
+            adapters = self.should_save_lora_only and self._has_lora() and not self.should_save_hf_model
+            state.update(self._state(contents, adapters))
+            if self.should_save_extra:
+                state["extra"] = {"lr_scheduler": self.lr_scheduler and self.lr_scheduler.state_dict()}
+                state["random"] = RandomState()
         agree("verl", caught.error)
-        handle = self._training(self.checkpoint_save_contents).async_save(path, global_step, only=only, more=more)
+        buffers = any(True for _ in self.model.buffers())  # in a dict, nothing tells them from parameters
+        handle = async_save(state, path, step=global_step, overwrite=True, may_differ=buffers)
         self._pending = _Pending(handle, place, self.should_save_hf_model)
         if place.part and self.checkpoint_config and self.checkpoint_config.get("async_save", False):
             if self.rank == 0:
@@ -116,10 +133,45 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
         if local_path is None:
             return
         self._settle()
-        self._training(self.checkpoint_load_contents).load(address_of(local_path))
+        path = address_of(local_path)
+        own, adapters = broadcast("verl", lambda: _look(path))
+        state: StateDict = {}
+        with Caught() as caught:
+            state = self._state(self.checkpoint_load_contents, adapters)
+            if self.should_load_extra:
+                state["extra"] = _Extra()
+                if own:
+                    state["random"] = RandomState()
+        agree("verl", caught.error)
+        load(state, path)
+        with Caught() as caught:
+            if self.should_load_model:
+                set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=not adapters))
+            if self.should_load_optimizer:
+                set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+            if self.should_load_extra:
+                self._take(state["extra"].found, path)
+        agree("verl", caught.error)
 
-    def _training(self, contents: list[str]) -> Training:
-        return Training(self.model, self.optimizer, self.lr_scheduler, contents)
+    def _state(self, contents: Collection[str], adapters: bool) -> StateDict:
+        """Returns the model, or its adapters only, and the optimizer, as far as they belong to the contents."""
+        wants = [k for k, v in (("model", self.model), ("optimizer", self.optimizer)) if k in contents and v is None]
+        if wants:
+            raise errors.OptionsError(f"the contents of the checkpoint include the {wants[0]}, but there is no "
+                                      f"{wants[0]}", ("storage.options",))
+        weights, moments = get_state_dict(self.model, self.optimizer if "optimizer" in contents else ())
+        if adapters:
+            weights = {name: v for name, v in weights.items() if _is_adapter(name)}
+        return {k: v for k, v in (("model", weights), ("optimizer", moments)) if k in contents}
+
+    def _take(self, extra: StateDict, path: str) -> None:
+        """Sets the scheduler and, if verl itself has saved them, the random number generators."""
+        if not extra:
+            raise errors.MissingError(f"{path} was saved without \"extra\"", ("plan.missing",))
+        if self.lr_scheduler is not None and extra.get("lr_scheduler"):
+            self.lr_scheduler.load_state_dict(extra["lr_scheduler"])
+        if "rng" in extra:
+            _set_random(extra, self.rank, self.world_size)
 
     def _settle(self) -> None:
         """Waits for the save that is under way, and raises its error on all ranks."""
@@ -159,7 +211,7 @@ class CheckpointCallback(checkpoint_callback.CheckpointCallback):  # type: ignor
         folder = address_of(checkpoint_dir)
         place, busy = _Place(os.path.join(folder, "actor")), time.monotonic()
         while not place.is_latest():
-            found = Run(folder).checkpoints()
+            found = [c for c in Run(folder).checkpoints() if c.name in _PARTS]
             if any(c.local is not None and c.local.state == "under way" for c in found):
                 busy = time.monotonic()
             if time.monotonic() > busy + _PATIENCE:
@@ -167,6 +219,46 @@ class CheckpointCallback(checkpoint_callback.CheckpointCallback):  # type: ignor
                 raise errors.IncompleteError(f"the save of the last step to {folder} has failed: "
                                              f"{', '.join(states) or 'nothing is there'}", ("storage.incomplete",))
             time.sleep(0.5)
+
+
+class _Extra:
+    """Takes all that a checkpoint has below a name."""
+
+    def __init__(self) -> None:
+        self.found: StateDict = {}
+
+    def state_dict(self) -> StateDict:
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.found = state
+
+
+def _is_adapter(name: str) -> bool:
+    return "lora_" in name or ".adapter_" in name
+
+
+def _look(path: str) -> tuple[bool, bool]:
+    """Reports whether this module saved a checkpoint with "extra", and whether it has only the adapters of a model."""
+    with cairn.open(path) as c:
+        weights = [name for name in c if name.startswith("model.")]
+        return "random.ranks" in c, bool(weights) and all(map(_is_adapter, weights))
+
+
+def _set_random(extra: StateDict, rank: int, ranks: int) -> None:
+    """Sets the generators of this rank to the states that the ranks of verl have saved.
+
+    The state of rank 0 is extra["rng"]["cpu"], for example. If the state of rank 1 differs, it is
+    extra["rng.cpu#rank1"].
+    """
+    others = [int(m[1]) for name in extra if (m := re.fullmatch(r"rng\..*#rank(\d+)", name))]
+    saved = max(others, default=ranks - 1) + 1  # without other states, all ranks had the same one
+
+    def states(of: int) -> tuple[StateDict]:
+        held = {name: extra.get(f"rng.{name}#rank{of}", v) for name, v in extra["rng"].items()}
+        return ({**held, "python": held["random"]},)
+
+    RandomState().load_state_dict({"ranks": saved, **{str(r): states(r) for r in (0, rank) if r < saved}})
 
 
 class _Place:
@@ -197,7 +289,7 @@ class _Place:
         folder = os.path.join(self.root, f"global_step_{self.step}")
         if self._stamp() in (None, self._data) or not zipfile.is_zipfile(os.path.join(folder, "data.pt")):
             return False
-        if not all(c.complete for c in Run(folder).checkpoints()):
+        if not all(c.complete for c in Run(folder).checkpoints() if c.name in _PARTS):
             return False
         tracker = get_checkpoint_tracker_filename(self.root)
         with open(f"{tracker}.{self.part}", "w", encoding="utf-8") as f:
