@@ -26,10 +26,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from verl.trainer.ppo import checkpoint_callback
-from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
-from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager as _FSDPCheckpointManager
-from verl.workers.engine.fsdp import transformer_impl as _engine
 
 import cairn
 from cairn import errors
@@ -44,27 +40,24 @@ from cairn.torch._save import async_save
 from cairn.torch._state import StateDict
 from cairn.transformers import _files, export
 
-TESTED = ("0.9",)  # the releases of verl
+if verl.__version__ != "0.9.1":  # other releases keep the classes below in other places
+    raise errors.OptionsError(f"cairn.verl was tested with verl 0.9.1, and this is verl {verl.__version__}",
+                              ("storage.options",))
+
+from verl.trainer.ppo import checkpoint_callback
+from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager as _FSDPCheckpointManager
+from verl.workers.engine.fsdp import transformer_impl as _engine
+
 _PARTS = ("actor", "critic")  # the folders of a step of the trainer for PPO
 _PATIENCE = 60  # seconds from the end of a save until its step must be noted
 _HF = "huggingface"  # the folder of verl for the files that from_pretrained reads
 
 
 def install() -> None:
-    """Puts FSDPCheckpointManager and CheckpointCallback in place of verl's classes. The entry point calls it.
-
-    VersionError: this is another release of verl than the ones that were tested.
-    """
-    check_version()
+    """Puts FSDPCheckpointManager and CheckpointCallback in place of verl's classes. The entry point calls it."""
     _engine.FSDPCheckpointManager = FSDPCheckpointManager
     checkpoint_callback.CheckpointCallback = CheckpointCallback
-
-
-def check_version() -> None:
-    """Raises an error if this release of verl was not tested."""
-    if ".".join(verl.__version__.split(".")[:2]) not in TESTED:
-        raise errors.VersionError(f"this is verl {verl.__version__}; cairn.verl was tested with verl "
-                                  f"{' and '.join(TESTED)}", ("storage.options",))
 
 
 class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
@@ -89,7 +82,6 @@ class FSDPCheckpointManager(_FSDPCheckpointManager):  # type: ignore[misc]
     previous_saved_paths: list[str]
 
     def __init__(self, *args: Any, **kwargs: Any):
-        check_version()
         super().__init__(*args, **kwargs)
         self._remover = Remover()
         self._pending: _Pending | None = None
