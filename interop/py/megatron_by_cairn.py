@@ -1,4 +1,4 @@
-"""Megatron-core saves and loads with cairn.megatron, as Megatron-LM does it: its functions and queues are the real ones."""
+"""Megatron-core saves and loads with cairn.megatron. Its functions and queues are the real ones."""
 
 import importlib
 import inspect
@@ -173,14 +173,14 @@ def in_a_run(run, sizes):
 
 def other_versions():
     """A release that was not tested is refused."""
-    version = cairn.megatron.core.__version__
-    cairn.megatron.core.__version__ = "0.99.1"
+    version = cairn.megatron._core.__version__
+    cairn.megatron._core.__version__ = "0.99.1"
     try:
         importlib.reload(cairn.megatron)
     except cairn.OptionsError as e:
         return [] if "0.19" in str(e) and "0.99.1" in str(e) else [str(e)]
     finally:
-        cairn.megatron.core.__version__ = version
+        cairn.megatron._core.__version__ = version
     return ["no error"]
 
 

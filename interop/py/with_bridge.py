@@ -1,5 +1,6 @@
-"""Megatron-Bridge with the checkpoint manager of cairn.megatron. Bridge imports packages that need a GPU, or that are large,
-and that a checkpoint manager does not use: they have stand-ins.
+"""Megatron-Bridge with the checkpoint manager of cairn.megatron.
+
+Bridge imports packages that need a GPU, or are large, and that a checkpoint manager does not use: they have stand-ins.
 """
 
 import importlib.abc
@@ -48,7 +49,8 @@ from megatron.bridge.training import checkpointing  # noqa: E402
 
 def manager():
     """A configuration names the manager of cairn, and then what Bridge saves and loads is cairn's."""
-    config = types.SimpleNamespace(custom_manager_class="cairn.megatron.CheckpointManager", non_persistent_ckpt_type=None)
+    config = types.SimpleNamespace(custom_manager_class="cairn.megatron.CheckpointManager",
+                                   non_persistent_ckpt_type=None)
     found = []
     try:
         checkpointing.create_checkpoint_manager(config)
