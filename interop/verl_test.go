@@ -51,8 +51,8 @@ var verl = []testCase{
 	{name: "verl: the entry point", needs: "verl", slow: true, run: func(r *rig) {
 		var got []string
 		r.beside("verl", "with_verl").python("with_verl.plugged", args{"folder": r.there("metadata")}, &got)
-		stock := "verl.utils.checkpoint.fsdp_checkpoint_manager False"
-		for i, text := range []string{stock, stock, "cairn.verl True", "OptionsError: cairn.verl was tested with verl 0.9.1, and this is verl 0.99.0"} {
+		stock := "verl.utils.checkpoint.fsdp_checkpoint_manager verl.trainer.ppo.checkpoint_callback False"
+		for i, text := range []string{stock, stock, "cairn.verl cairn.verl True", "OptionsError: cairn.verl was tested with verl 0.9.1, and this is verl 0.99.0"} {
 			if i >= len(got) || !strings.Contains(got[i], text) {
 				r.Errorf("the entry point makes it %q; want %q as number %d", got, text, i)
 			}

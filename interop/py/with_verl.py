@@ -317,8 +317,10 @@ def plugged(folder):
         f.write("[verl.plugins]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
     with open(f"{folder}/cairn_ckpt-1.dist-info/METADATA", "w") as f:
         f.write("Metadata-Version: 2.1\nName: cairn-ckpt\nVersion: 1\n")
-    code = ("import sys, verl_stand_ins, verl, verl.workers.engine.fsdp.transformer_impl as engine; "
-            "print(engine.FSDPCheckpointManager.__module__, 'cairn' in sys.modules and 'cairn.verl' in sys.modules)")
+    code = ("import sys, types, verl_stand_ins, verl, verl.workers.engine.fsdp.transformer_impl as engine; "
+            "from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback as build; "
+            "callback = build(types.SimpleNamespace(trainer={})); "
+            "print(engine.FSDPCheckpointManager.__module__, type(callback).__module__, 'cairn.verl' in sys.modules)")
     out = []
     for value, version in ((None, None), ("0", None), ("1", None), ("1", "0.99.0")):
         env = {k: v for k, v in os.environ.items() if k != "CAIRN_VERL"} | ({"CAIRN_VERL": value} if value else {})
