@@ -3,43 +3,14 @@
 Bridge imports packages that need a GPU, or are large, and that a checkpoint manager does not use: they have stand-ins.
 """
 
-import importlib.abc
-import importlib.machinery
 import sys
 import types
 
+import stand_ins
 import with_megatron  # noqa: F401 -- its stand-ins for what needs a GPU
 
-MISSING = ("PIL", "datasets", "einops", "megatron.energon", "modelopt", "omegaconf", "torch.utils.tensorboard",
-           "transformer_engine")
-
-
-class Module(types.ModuleType):
-    """A module that has every name."""
-
-    __path__ = ()
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, type(name, (), {"__init__": lambda self, *_, **__: None}))
-        return getattr(self, name)
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        if any(name == m or name.startswith(f"{m}.") for m in MISSING):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        return Module(spec.name)
-
-    def exec_module(self, module):
-        pass
-
-
-sys.meta_path.insert(0, Finder())
+stand_ins.use("PIL", "datasets", "einops", "megatron.energon", "modelopt", "omegaconf", "torch.utils.tensorboard",
+              "transformer_engine")
 import megatron.core.utils  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
