@@ -2,7 +2,9 @@ package torchsave
 
 import (
 	"fmt"
+	"path"
 	"strconv"
+	"strings"
 
 	"github.com/cairn-ckpt/cairn/internal/pickle"
 	"github.com/cairn-ckpt/cairn/tensor"
@@ -63,16 +65,39 @@ func Lay(root any) (*Layout, error) {
 
 	z := &zipLayout{}
 	z.known(recordPickle, data)
-	z.known(recordFormat, []byte("1"))
-	z.known(recordAlignment, fmt.Append(nil, alignment))
-	z.known(recordByteOrder, []byte("little"))
+	z.describe()
 	for i, s := range w.storages {
 		z.storage(fmt.Sprint(recordStorages, i), s)
 	}
+	return z.layout(), nil
+}
 
+// LayPickled lays out a file of an object that another program has pickled as torch.save does:
+// pickled is the pickle, and storages are the storages in the order of their keys, 0, 1 and so
+// on. All of them are bytes. name is the name of the file, which torch.save notes in the file.
+func LayPickled(name string, pickled *Slot, storages []*Slot) *Layout {
+	base := path.Base(name)
+	z := &zipLayout{folder: strings.TrimSuffix(base, path.Ext(base))}
+	z.storage(recordPickle, content{slot: pickled, bytes: pickled.Shape[0]})
+	z.describe()
+	for i, s := range storages {
+		z.storage(fmt.Sprint(recordStorages, i), content{slot: s, bytes: s.Shape[0]})
+	}
+	return z.layout()
+}
+
+// describe appends the records about the form of the others.
+func (z *zipLayout) describe() {
+	z.known(recordFormat, []byte("1"))
+	z.known(recordAlignment, fmt.Append(nil, alignment))
+	z.known(recordByteOrder, []byte("little"))
+}
+
+// layout appends the last records and returns the file.
+func (z *zipLayout) layout() *Layout {
 	z.known(recordVersion, []byte("3\n"))
 	z.finish()
-	return &Layout{Parts: z.parts, Size: z.at}, nil
+	return &Layout{Parts: z.parts, Size: z.at}
 }
 
 // CheckValue returns the error that Lay would return for a value in which each

@@ -1,6 +1,7 @@
 package torchsave
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -23,6 +24,7 @@ const folder = "archive"
 // zipLayout lays out an archive record by record like PyTorch's writer, because
 // PyTorch can compute the positions of storages without reading their headers.
 type zipLayout struct {
+	folder  string // of the records; "" is the default
 	parts   []Part
 	records []*laid
 	at      int64
@@ -60,7 +62,7 @@ func (r *laid) descriptor(b []byte) []byte {
 
 // begin appends the header of a record.
 func (z *zipLayout) begin(name string, size int64) *laid {
-	r := &laid{name: folder + "/" + name, size: size, header: z.at}
+	r := &laid{name: cmp.Or(z.folder, folder) + "/" + name, size: size, header: z.at}
 	z.records = append(z.records, r)
 	wide := r.zip64(nil)
 	pad := -(z.at + localBytes + int64(len(r.name)+len(wide)+4)) & (alignment - 1)

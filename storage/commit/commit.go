@@ -72,6 +72,16 @@ func (p *Committer) Commit(ctx context.Context, rec File, results []*storage.Wri
 	return c.run(ctx)
 }
 
+// CommitFiles ends a save without a record: its files have been visible since they were written.
+func (p *Committer) CommitFiles(ctx context.Context, results []*storage.WriteResults) error {
+	if err := p.checkFiles(ctx, results); err != nil {
+		return err
+	}
+	p.keep()
+	p.release()
+	return nil
+}
+
 // checkFiles returns an error if a file of the results is missing, right before the record
 // is written.
 func (p *Committer) checkFiles(ctx context.Context, results []*storage.WriteResults) error {

@@ -451,6 +451,9 @@ func (p *Committer) take() (names []string, kept bool) {
 func (p *Committer) Write(ctx context.Context, files []*DataFile, data storage.Resolver, planned int64) (*storage.WriteResults, error) {
 	defer p.MakeRoom(ctx, planned)()
 	w := &fileWriter{store: p.store, data: data, sess: p.sess, created: func(name string) { p.mayExist(name) }}
+	if p.f.FixedNames {
+		w.condition = func(string) blob.CreateOptions { return blob.CreateOptions{} }
+	}
 	return w.write(ctx, files, p.opts.FilesPerRank, p.opts.BufferBytes, planned)
 }
 

@@ -34,6 +34,9 @@ type Format struct {
 	// IDFirst means that the id of the save follows Prefix in the name of each data
 	// file.
 	IDFirst bool
+	// FixedNames means that the names of data files do not contain the id of the save: a file
+	// replaces an older one of the same name.
+	FixedNames bool
 	// Parse returns the id of the save from the name of a data file, or "" if the name
 	// does not contain an id. ok is false if name is not the name of a data file.
 	Parse func(name string) (saveID string, ok bool)

@@ -36,6 +36,13 @@ type Format struct {
 	// Flat writes one dict of names. Otherwise the writer rebuilds the dicts and
 	// lists that the values were in, as far as the metadata tells.
 	Flat bool
+
+	// Folder, if it is not empty, makes a writer write files that the caller has pickled, in place
+	// of File: see pickledWriter. It is the folder of the files.
+	Folder string
+	// Pointer, with Folder, is a file that gets the name of the folder when the files of all
+	// ranks are durable. Empty: there is none.
+	Pointer string
 }
 
 var _ storage.Format = Format{}
@@ -43,10 +50,14 @@ var _ storage.Format = Format{}
 // Name returns "torch".
 func (Format) Name() string { return "torch" }
 
-// NewWriter returns a writer of the file. It refuses an empty name and more than
-// one file for each rank.
+// NewWriter returns a writer of the file, or of the files of Folder. It refuses an empty name and
+// more than one file for each rank.
 func (f Format) NewWriter(store blob.Store, o storage.WriteOptions) (storage.Writer, error) {
+	if f.Folder != "" {
+		return f.newPickledWriter(store, o)
+	}
 	err := errors.Join(
+		storage.RefuseIf(f.Pointer != "", "the option \"pointer\" needs the option \"folder\""),
 		o.Check(),
 		o.RefuseRankLocal(f.Name()),
 		o.RefuseBase(f.Name()),
