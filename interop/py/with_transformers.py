@@ -199,7 +199,7 @@ def in_object_storage(folder):
     saved = unittest.mock.Mock(path="s3://bucket/run/checkpoint-12?region=x")
     with unittest.mock.patch.object(cairn.Run, "checkpoints", lambda run: found), \
             unittest.mock.patch.object(cairn.torch._removal, "remove_one") as remove:
-        callback._remover.begin(None, lambda: callback._old("s3://bucket/run?region=x", saved, 1))
+        callback._remover.begin(None, lambda: callback._old(saved, 1))
         callback._remover.settle(last=True)
     want = [f"s3://bucket/run/checkpoint-{step}?region=x" for step in (4, 8)]
     return [] if remove.mock_calls == [unittest.mock.call(path, force=True) for path in want] else \

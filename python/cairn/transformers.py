@@ -22,7 +22,6 @@ import copy
 import dataclasses
 import datetime
 import functools
-import itertools
 import json
 import os
 import re
@@ -45,8 +44,9 @@ from cairn.runs import Member, Run
 from cairn.torch._handle import failure
 from cairn.torch._job import broadcast, distributed
 from cairn.torch._load import newest
+from cairn.torch._models import has_buffers, load_into, load_model, state_of
 from cairn.torch._perrank import RandomState, random_states
-from cairn.torch._removal import Remover, Target
+from cairn.torch._removal import Remover, Target, older
 from cairn.torch._state import StateDict
 from cairn.torch._whole import async_save_whole, load_whole
 
@@ -147,7 +147,7 @@ class CheckpointCallback(transformers.TrainerCallback):
                                       "trainer.train(resume_from_checkpoint=…)",
                                       ("storage.options",))
         optimizer = kwargs["optimizer"]
-        _load(kwargs["model"], _bare(optimizer), path)
+        load_into([kwargs["model"]], [_bare(optimizer)], path)
         rest = load_whole(path, keys=("scheduler", "scaler", "random"))
         kwargs["lr_scheduler"].load_state_dict(rest["scheduler"])
         if rest["scaler"] is not None and (scaler := getattr(optimizer, "scaler", None)) is not None:
@@ -189,7 +189,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         optimizer, rank = kwargs["optimizer"], _rank()
         if args.load_best_model_at_end:
             state.best_model_checkpoint = self._best(args, state)  # at the end, the Trainer calls _load_best
-        whole: StateDict = {**_state(kwargs["model"], _bare(optimizer)),
+        whole: StateDict = {**state_of([kwargs["model"]], [_bare(optimizer)]),
                             "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
             if self._files is None:
@@ -201,16 +201,14 @@ class CheckpointCallback(transformers.TrainerCallback):
             whole["trainer"] = json.dumps(dataclasses.asdict(state))
         name = f"checkpoint-{state.global_step}"
         target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
-        # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
-        buffers = any(True for _ in kwargs["model"].buffers())
-        self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
-                                        metrics=_metrics(state), overwrite=self.overwrite or None)
+        self._handle = async_save_whole(whole, target, state.global_step, alone=False,
+                                        may_differ=has_buffers([kwargs["model"]]), metrics=_metrics(state),
+                                        overwrite=self.overwrite or None)
         if rank == 0 and self._files is not None and (config := self._files.get(_CONFIG_FILE)):
             self._handle.add_done_callback(functools.partial(_explain, config))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
             self._remover.note_save(self._handle)
-            self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
-                                                                args.save_total_limit,
+            self._remover.begin(self._handle, functools.partial(self._old, self._handle, args.save_total_limit,
                                                                 split_address(self._best(args, state))[1]))
 
     def _best(self, args: Any, state: Any) -> str:
@@ -224,7 +222,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         path = self._best(trainer.args, trainer.state)
         trainer.state.best_model_checkpoint = path
         try:
-            _load_model(trainer.model, path)
+            load_model(trainer.model, path)
         except errors.NotFoundError as e:
             raise errors.NotFoundError(f"{path}, the best checkpoint, was removed: add a rule such as 'best 1 by "
                                        f"{trainer.args.metric_for_best_model}' to the policy of the run: {e}",
@@ -239,22 +237,15 @@ class CheckpointCallback(transformers.TrainerCallback):
         finally:
             self._remover.settle(last)
 
-    def _old(self, folder: str, saved: cairn.torch.Handle, keep: int, best: str = "") -> list[Target]:
+    def _old(self, saved: cairn.torch.Handle, keep: int, best: str = "") -> list[Target]:
         """Returns the checkpoints before a save that is complete, but the newest ones and the best one."""
+        if self.run is None:
+            return older(saved.path, keep, best)
         newest = split_address(saved.path)[1]
-        if self.run is not None:
-            names = [c.name for c in self.run.checkpoints()  # lines that were left stay
-                     if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
-            before = names[:names.index(newest) + 1] if newest in names else []
-            return [Member(self.run, name) for name in before[:-keep] if name != best]
-
-        # Also what is left of saves that were killed.
-        names = os.listdir(folder) if "://" not in folder else [c.name for c in Run(folder).checkpoints()]
-        steps = [int(m[1]) for name in names if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
-        # Folders of later steps belong to a run before this one, which may not have completed them.
-        last = int(newest.removeprefix("checkpoint-"))
-        return [join_address(folder, f"checkpoint-{step}") for step in sorted(s for s in steps if s <= last)[:-keep]
-                if f"checkpoint-{step}" != best]
+        names = [c.name for c in self.run.checkpoints()  # lines that were left stay
+                 if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
+        before = names[:names.index(newest) + 1] if newest in names else []
+        return [Member(self.run, name) for name in before[:-keep] if name != best]
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
@@ -483,61 +474,6 @@ def _check(args: Any, run: Run | None, optimizer: Any) -> None:
         raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the "
                                   "Trainer save it, "
                                   "or use FSDP", ("storage.options",))
-
-
-def _is_sharded(model: Any) -> bool:
-    return any(hasattr(p, "device_mesh") for p in model.parameters()) \
-        or any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
-
-
-def _state(model: Any, optimizer: Any) -> StateDict:
-    """Returns the state of a model and an optimizer to save. If sharded, the optimizer has names for parameters."""
-    if not _is_sharded(model):
-        return {"model": model, "optimizer": optimizer}
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
-
-
-def _load(model: Any, optimizer: Any, path: str) -> None:
-    """Loads a model and an optimizer, sharded or not, from a checkpoint of a model that was sharded or not."""
-    with cairn.open(path) as c:
-        numbered = any(re.match(r"optimizer\.state\.\d+\.", name) for name in c)
-        named = not numbered and any(name.startswith("optimizer.state.") for name in c)
-    if not _is_sharded(model) and not named:
-        cairn.torch.load({"model": model, "optimizer": optimizer}, path)
-        return
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    groups: list[StateDict] = moments["param_groups"]  # type: ignore[assignment]
-    params = [group.pop("params") for group in groups]
-    numbers = {}
-    if numbered:
-        order = enumerate(itertools.chain(*params))
-        numbers = {f"optimizer.state.{name}": f"optimizer.state.{i}" for i, name in order}
-
-    def rename(name: str) -> str:
-        param, _, key = name.rpartition(".")
-        return f"{numbers[param]}.{key}" if param in numbers else name
-
-    cairn.torch.load({"model": weights, "optimizer": moments}, path, rename=rename)
-    for group, names in zip(groups, params):
-        group["params"] = names
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-
-
-def _load_model(model: Any, path: str) -> None:
-    """Loads a model, sharded or not, from a checkpoint of a training."""
-    if not _is_sharded(model):
-        cairn.torch.load({"model": model}, path)
-        return
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-
-    weights = get_model_state_dict(model)
-    cairn.torch.load({"model": weights}, path)
-    set_model_state_dict(model, weights)
 
 
 def _files(model: Any, processor: Any) -> dict[str, bytes]:
