@@ -27,7 +27,7 @@ var megatron = []testCase{
 // resharded has ranks save a job, converts the checkpoint, and has other ranks go on.
 func resharded(r *rig, form string, ranks int, from args, others int, to args, flags ...string) {
 	r.Helper()
-	m := r.megatron()
+	m := r.beside("megatron", "with_megatron")
 	name := fmt.Sprintf("%s-%d-%d", form, ranks, others)
 	m.ranks(ranks, "with_megatron.saved", args{"folder": r.there(name), "form": form, "job": from}, nil)
 	r.cairn(append([]string{"convert", name, name + "-out", "--recipe", "megatron-optimizer"}, flags...)...)

@@ -112,10 +112,11 @@ func (p *python) sglang(t *testing.T) *python {
 	return p.other(t, "sglang", "/opt/serving/bin/python", []string{"PYTHONPATH=/opt/serving/sglang:/opt/serving/triton"}, "with_sglang")
 }
 
-// megatron returns a worker with Megatron-core, which interop/megatron has installed.
-func (p *python) megatron(t *testing.T) *python {
+// beside returns a worker with a framework that interop/beside has installed. It also has Lightning
+// and transformers, and imports modules once.
+func (p *python) beside(t *testing.T, name string, modules ...string) *python {
 	t.Helper()
-	return p.other(t, "megatron", p.name, []string{"PYTHONPATH=/opt/megatron"}, "with_megatron")
+	return p.other(t, name, "/opt/frameworks/bin/python", []string{"PYTHONPATH=/opt/" + name}, modules...)
 }
 
 // other returns another worker in the same folder. name is its name, interpreter the one

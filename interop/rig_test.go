@@ -75,11 +75,11 @@ func (r *rig) sglang() *rig {
 	return &with
 }
 
-// megatron is the rig with a worker that has Megatron-core.
-func (r *rig) megatron() *rig {
+// beside is the rig with a worker that has a framework of interop/beside.d, and imports modules once.
+func (r *rig) beside(name string, modules ...string) *rig {
 	r.Helper()
 	with := *r
-	with.py = r.py.megatron(r.T)
+	with.py = r.py.beside(r.T, name, modules...)
 	return &with
 }
 

@@ -119,15 +119,15 @@ func setUp(t *testing.T, fake, cache, variables string) (out, said string, err e
 	return string(b), stderr.String(), err
 }
 
-// Where serving and megatron cannot install anything, they say so and fail.
+// Where serving and beside cannot install anything, they say so and fail.
 func TestSkippedLoudly(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip(err)
 	}
-	for script, what := range map[string]string{"./serving": "vLLM and SGLang", "./megatron": "Megatron-core"} {
+	for script, what := range map[string]string{"./serving": "vLLM and SGLang", "./beside": "megatron"} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, script, filepath.Join(t.TempDir(), "python3")).CombinedOutput()
+		out, err := exec.CommandContext(ctx, script, filepath.Join(t.TempDir(), "python3"), "megatron").CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "SKIPPED: "+what) {
 			t.Errorf("%s = %v, %s; want an error and SKIPPED", script, err, out)
 		}

@@ -60,15 +60,14 @@ def features():
         "mypy": framework("mypy"),
         "vllm": framework("vllm"),
         "sglang": framework("sglang"),
-        "megatron": framework("megatron"),
+        **{path.split("/")[2]: True for path in glob.glob("/opt/*/installed")},  # by ../beside
     }
 
 
 def framework(name):
     """Reports whether a package is there, or where setup installs it in a Debian system."""
     beside = [*glob.glob(f"/opt/frameworks/lib/python*/site-packages/{name}"),
-              *glob.glob(f"/opt/serving/lib/python*/site-packages/{name}"), *glob.glob(f"/opt/serving/{name}/{name}"),
-              *glob.glob(f"/opt/megatron/{name}")]
+              *glob.glob(f"/opt/serving/lib/python*/site-packages/{name}"), *glob.glob(f"/opt/serving/{name}/{name}")]
     return bool(beside) or importlib.util.find_spec(name) is not None
 
 
