@@ -129,11 +129,10 @@ class Accelerator(accelerate.Accelerator):
                               patience=PATIENCE)
             with cairn.open(path) as c:
                 held = {name.partition(".")[0] for name in c}
-            # A training may have other data loaders, and other precisions need no scaler.
             ranks = {k: v for k, v in ranks.items() if k in held}
             objects = {k: v for k, v in objects.items() if k in held or not k.startswith("dataloader")}
-            wanted = {*numbered("model", models), *numbered("optimizer", optimizers), *objects, *ranks, "step"}
-            _compare(path, wanted, {k for k in held if not k.startswith(("dataloader", "batches", "scaler"))})
+            _compare(path, {*numbered("model", models), *numbered("optimizer", optimizers), *objects, *ranks, "step"},
+                     held)
         agree("accelerate", caught.error)
         load_into(models, optimizers, path)
         with Caught() as caught:
@@ -237,7 +236,8 @@ def _compare(path: str, wanted: set[str], held: set[str]) -> None:
     if missing := sorted(wanted - held):
         raise errors.MissingError(f"{path} has no {', '.join(missing)}: it was saved with other objects",
                                   ("plan.missing", "plan.mismatch"))
-    if extra := sorted(held - wanted):
+    # A training may go on with other data loaders, or with a precision that needs no scaler.
+    if extra := sorted(k for k in held - wanted if not k.startswith(("dataloader", "batches", "scaler"))):
         raise errors.MismatchError(f"{path} has {', '.join(extra)}, which was not prepared or registered here",
                                    ("plan.mismatch",))
 

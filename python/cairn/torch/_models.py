@@ -52,7 +52,7 @@ def load_into(models: list[Any], optimizers: list[Any], path: str) -> None:
     numbers: dict[str, str] = {}  # of parameters in the checkpoint, by their names in the state
     named: list[tuple[Any, Any, str, str, list[Any]]] = []
     for m, model, o, optimizer in _pairs(models, optimizers):
-        numbered = any(re.match(rf"{o}\.state\.\d+\.", name) for name in held)
+        numbered = any(re.fullmatch(rf"{o}\.state\.\d+\.[^.]+", name) for name in held)  # not "0.weight.step"
         by_name = not numbered and any(name.startswith(f"{o}.state.") for name in held)
         if model is None or optimizer is None or not (is_sharded(model) or by_name):
             state |= {k: v for k, v in ((m, model), (o, optimizer)) if v is not None}
