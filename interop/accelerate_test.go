@@ -5,6 +5,8 @@ package interop
 import (
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 )
 
 // accelerated are trainings with Accelerate that save through cairn.accelerate. The losses after a
@@ -32,6 +34,48 @@ var accelerated = []testCase{
 			}{{"fsdp", 4}, {"ddp", 4}, {"plain", 1}} {
 				agree(r, losses(r, to.ranks, "resumed", args{"folder": folder, "first": 4, "kind": to.kind, "dropout": 0, "ended": false}), want, 8)
 			}
+		}
+	}},
+	{name: "Accelerate: automatic_checkpoint_naming, total_limit, and checkpoints of Accelerate itself", needs: "transformers", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_accelerate.named", args{"folder": r.there("run")})
+		ddp(r, "with_accelerate.named", args{"kind": "ddp"})
+	}},
+	{name: "Accelerate: data loaders with a state", needs: "torchdata", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_accelerate.stateful", args{"folder": r.there("run")})
+		ddp(r, "with_accelerate.stateful", nil)
+	}},
+	{name: "Accelerate: several models, and a gradient scaler", needs: "transformers", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_accelerate.several", args{"folder": r.there("run")})
+	}},
+	{name: "Accelerate: a save that fails on one rank or in the background is an error on all", needs: "transformers", slow: true, run: func(r *rig) {
+		ddp(r, "with_accelerate.failed", nil)
+	}},
+	{name: "Accelerate: what it cannot do is refused", needs: "transformers", slow: true, run: func(r *rig) {
+		var got []string
+		r.frameworks().python("with_accelerate.refused", args{"folder": r.there("run")}, &got)
+		want := []string{
+			"OptionsError: save_state needs output_dir",
+			"OptionsError: load_state needs input_dir",
+			"NotFoundError: ",
+			"OptionsError: save_state of cairn.accelerate has no exclude_frozen_parameters",
+			"OptionsError: load_state of cairn.accelerate has no load_kwargs['mmap'], strict",
+			"OptionsError: hooks of register_save_state_pre_hook write files of their own",
+			"MissingError: /a has no custom_1: it was saved with other objects",
+			"MismatchError: /a has custom, which was not prepared",
+			"MissingError: /other is not a checkpoint of cairn.accelerate",
+			"ExistsError: Accelerate itself has saved to /stock",
+			"OptionsError: both cairn and Accelerate itself have saved to /both",
+			"RepresentError: 'custom.losses': it is a pickle, with with_accelerate.Seen: load it with load_kwargs={'weights_only': False}",
+			"CorruptError: ",
+			"OptionsError: cairn.accelerate does not save with DEEPSPEED",
+			"OptionsError: cairn.accelerate does not save with MEGATRON_LM",
+			"OptionsError: cairn.accelerate does not save with FSDP 1",
+			"OptionsError: cairn.accelerate does not save with XLA",
+			"OptionsError: cairn.accelerate was tested with accelerate 1.10 to 1.15, and this is 0.34.2",
+			"OptionsError: cairn.accelerate was tested with accelerate 1.10 to 1.15, and this is 2.0.0",
+		}
+		if !slices.EqualFunc(got, want, strings.HasPrefix) {
+			r.Errorf("the errors are:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}},
 }

@@ -51,7 +51,7 @@ var frameworks = []testCase{
 		dataLoader(r, 1)
 	}},
 	{name: "Accelerate: the recipe of the docs", needs: "transformers", run: func(r *rig) {
-		r.frameworks().nothing("with_accelerate.resumed", args{"folder": r.there("run")})
+		r.frameworks().nothing("with_accelerate.recipe", args{"folder": r.there("run")})
 	}},
 	{name: "Hugging Face: a training that is interrupted goes on as if it was not", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run")})

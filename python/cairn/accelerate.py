@@ -125,8 +125,12 @@ class Accelerator(accelerate.Accelerator):
             _refuse_others("load_state", self._load_model_state_pre_hook, {
                 **{f"load_kwargs[{k!r}]": v for k, v in load_kwargs.items() if k != "weights_only"},
                 **{k: v for k, v in more.items() if k != "map_location"}})  # tensors are filled where they are
-            rest = load_whole(path, keys={*objects, "step"}, allow_pickle=load_kwargs.get("weights_only") is False,
-                              patience=PATIENCE)
+            try:
+                rest = load_whole(path, keys={*objects, "step"}, allow_pickle=load_kwargs.get("weights_only") is False,
+                                  patience=PATIENCE)
+            except errors.RepresentError as e:
+                raise errors.RepresentError(str(e).replace("allow_pickle=True", "load_kwargs={'weights_only': False}"),
+                                            e.codes) from e
             with cairn.open(path) as c:
                 held = {name.partition(".")[0] for name in c}
             ranks = {k: v for k, v in ranks.items() if k in held}
@@ -207,16 +211,15 @@ def _found(of: Accelerator, input_dir: str | os.PathLike[str] | None) -> tuple[s
         return path, stock
     if not of.project_configuration.automatic_checkpoint_naming:
         raise errors.OptionsError("load_state needs input_dir, or automatic_checkpoint_naming", ("storage.options",))
-    folder = _folder(of)
-    found, names = Run(folder).latest(wait=True), os.listdir(folder) if os.path.isdir(folder) else []
-    stock_paths = {_number(name): path for name in names if os.path.exists(join_address(path := join_address(
-        folder, name), _STOCK))}
-    last = max(stock_paths, default=-1)
-    if found is not None and _number(split_address(found)[1]) >= last:
-        return found, False
-    if last < 0:
-        raise errors.NotFoundError(f"{folder} has no complete checkpoint yet", ("storage.notfound",))
-    return stock_paths[last], True
+    run = Run(_folder(of))
+    run.latest(wait=True)
+    names = [c.name for c in run.checkpoints() if c.complete]
+    if os.path.isdir(run.path):  # sharded checkpoints of Accelerate are folders that cairn does not take for one
+        names += [name for name in os.listdir(run.path) if os.path.exists(os.path.join(run.path, name, _STOCK))]
+    last = max(names, key=_number, default="")
+    if _number(last) < 0:
+        raise errors.NotFoundError(f"{run.path} has no complete checkpoint yet", ("storage.notfound",))
+    return _found(of, join_address(run.path, last))
 
 
 def _folder(of: Accelerator) -> str:
