@@ -1,5 +1,11 @@
 """Checkpoints of the Trainer of Hugging Face, through cairn.
 
+    from cairn.transformers import Trainer            # in place of: from transformers import Trainer
+    trainer = Trainer(model, args, train_dataset=data)
+    trainer.train(resume_from_checkpoint=trainer.checkpoints.resume(trainer))
+
+or, with a Trainer of another class::
+
     from cairn.transformers import CheckpointCallback
     checkpoints = CheckpointCallback()
     trainer = Trainer(model, args, train_dataset=data, callbacks=[checkpoints])
@@ -28,6 +34,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -78,10 +86,12 @@ class CheckpointCallback(transformers.TrainerCallback):
         self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
         self.overwrite = overwrite
         self._remover = Remover()
+        self._asked: Trainer | None = None  # the Trainer of this module, which says itself when to save
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._paths: dict[int | None, str] = {}  # of the checkpoints of this training, by step
+        self._best: str | None = None  # the checkpoint of the best model up to now
         self._answer: str | None = None  # what resume has returned
         self._random: dict[str, StateDict] = {}  # its states of the random number generators, by rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
@@ -111,7 +121,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             if "trainer" not in c:
                 raise errors.MissingError(f"{path} is not a checkpoint of cairn.transformers", ("plan.missing",))
             state = c["trainer"]
-        self._resumed = path
+        self._resumed, self._best = path, json.loads(state).get("best_model_checkpoint")
         # The Trainer reads its state from a file. The rest is loaded by on_train_begin, when there is an optimizer.
         self._folder = tempfile.TemporaryDirectory(prefix="cairn-resume-")
         with open(os.path.join(self._folder.name, _STATE_FILE), "w", encoding="utf-8") as f:
@@ -137,6 +147,10 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _check(args, self.run, kwargs["optimizer"])
+        if self._asked is None and getattr(args.save_strategy, "value", args.save_strategy) == "best":
+            raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer "
+                                      "saves the model itself: use cairn.transformers.Trainer, or 'steps' or 'epoch' "
+                                      "with load_best_model_at_end", ("storage.options",))
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
@@ -159,6 +173,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._save(args, state, kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self._asked is not None:
+            self._asked._push_exported(wait=False)
         return self._claim(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -169,6 +185,8 @@ class CheckpointCallback(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._save(args, state, kwargs)
         self._settle(last=True)
+        if self._asked is not None:
+            self._asked._push_exported(wait=True)
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
@@ -177,8 +195,9 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def _claim(self, control: Any) -> Any:
         """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
-        self._due = self._due or control.should_save
-        control.should_save = False
+        if self._asked is None:
+            self._due = self._due or control.should_save
+            control.should_save = False
         return control
 
     def _save(self, args: Any, state: Any, kwargs: dict[str, Any]) -> None:
@@ -187,8 +206,14 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle()
         optimizer, rank = kwargs["optimizer"], _rank()
+        name = f"checkpoint-{state.global_step}"
+        target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
+        if (step := state.best_global_step or state.global_step) == state.global_step:
+            self._best = target if isinstance(target, str) else target.path
+        else:  # the step of the best model may be one without a save
+            self._best = self._paths.get(step, self._best)
         if args.load_best_model_at_end:
-            state.best_model_checkpoint = self._best(args, state)  # at the end, the Trainer calls _load_best
+            state.best_model_checkpoint = self._best  # at the end, the Trainer calls _load_best
         whole: StateDict = {**state_of([kwargs["model"]], [_bare(optimizer)]),
                             "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
@@ -199,8 +224,6 @@ class CheckpointCallback(transformers.TrainerCallback):
             whole["scheduler"] = kwargs["lr_scheduler"].state_dict()
             whole["scaler"] = None if scaler is None else scaler.state_dict()
             whole["trainer"] = json.dumps(dataclasses.asdict(state))
-        name = f"checkpoint-{state.global_step}"
-        target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
         self._handle = async_save_whole(whole, target, state.global_step, alone=False,
                                         may_differ=has_buffers([kwargs["model"]]), metrics=_metrics(state),
                                         overwrite=self.overwrite or None)
@@ -209,17 +232,19 @@ class CheckpointCallback(transformers.TrainerCallback):
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
             self._remover.note_save(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._handle, args.save_total_limit,
-                                                                split_address(self._best(args, state))[1]))
-
-    def _best(self, args: Any, state: Any) -> str:
-        """Returns the checkpoint of the best model up to now. Without an evaluation, it is the last one."""
-        step = state.best_global_step or state.global_step
-        return self._paths.get(step) or join_address(self._run(args), f"checkpoint-{step}")
+                                                                split_address(self._best or "")[1]))
+        if self._asked is not None:
+            self._asked._export(self._handle)
 
     def _load_best(self, trainer: transformers.Trainer) -> None:
         """Loads the model of the best checkpoint, in place of the Trainer. All ranks call it."""
+        handler = trainer.callback_handler
+        self._save(trainer.args, trainer.state, {k: getattr(handler, k, None) for k in (
+            "model", "optimizer", "lr_scheduler", "processing_class")})
         self._settle()
-        path = self._best(trainer.args, trainer.state)
+        path = self._paths.get(trainer.state.best_global_step) or self._best
+        if path is None:
+            return  # nothing was saved: the model is the best one
         trainer.state.best_model_checkpoint = path
         try:
             load_model(trainer.model, path)
@@ -249,6 +274,89 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
+
+
+class Trainer(transformers.Trainer):
+    """A Trainer of transformers whose checkpoints go through cairn, in the background.
+
+    It saves as :class:`CheckpointCallback` does, after the evaluation of a step or an epoch. So it can do more:
+    ``save_strategy="best"``, values of the evaluation of an epoch among the metrics of its checkpoint, the states of
+    callbacks such as EarlyStoppingCallback, and ``push_to_hub``: when a save is complete, its model is written for
+    ``from_pretrained``, and the Trainer pushes it.
+
+    ``checkpoints`` is the CheckpointCallback among its callbacks, or a new one. With a Trainer of another package, it is
+    the last one of the bases::
+
+        class MyTrainer(trl.SFTTrainer, cairn.transformers.Trainer): pass
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        found = [c for c in self.callback_handler.callbacks if isinstance(c, CheckpointCallback)]
+        self.checkpoints = found[0] if found else CheckpointCallback()
+        """It decides where checkpoints are, and which of them to go on with."""
+        self.checkpoints._asked = self
+        if not found:
+            self.add_callback(self.checkpoints)
+        self._exporting: _Export | None = None
+        _check_hub(self)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Notes that the Trainer saves: the callback begins when the Trainer has the data of the next step."""
+        if trial is not None:
+            raise errors.OptionsError("cairn.transformers.Trainer does not save in a hyperparameter_search: use "
+                                      "save_strategy='no'", ("storage.options",))
+        self.store_flos()
+        states: dict[str, list[Any]] = {}
+        for c in (*self.callback_handler.callbacks, self.control):
+            if isinstance(c, transformers.trainer_callback.ExportableState):
+                states.setdefault(type(c).__name__, []).append(c.state())
+        self.state.stateful_callbacks = {name: s if len(s) > 1 else s[0] for name, s in states.items()}
+        self.checkpoints._due = True
+
+    def _export(self, handle: cairn.torch.Handle) -> None:
+        """Begins to write the model of a save for the hub, if it is to be pushed. Rank 0 does."""
+        if not self.args.push_to_hub or self.args.hub_strategy == "end" or not self.is_world_process_zero():
+            return
+        if self._exporting is not None and not self.args.hub_always_push:
+            return  # the last one is not pushed yet
+        self._push_exported(wait=True)
+        self._exporting = _Export(handle, copy.copy(self.state))
+
+    def _push_exported(self, wait: bool) -> None:
+        """Pushes the model that was written for the hub, if it is complete."""
+        if (done := self._exporting) is None or (done.is_alive() and not wait):
+            return
+        done.join()
+        self._exporting, state = None, self.state
+        with done.folder:
+            if done.error is not None:
+                # The training of the other ranks goes on, too.
+                warnings.warn(f"the model of {done.handle.path} is not pushed: {done.error}", stacklevel=errors.outside())
+                return
+            self.state = done.state  # of the step that is pushed
+            try:
+                self._push_from_checkpoint(os.path.join(done.folder.name, "model"))
+            finally:
+                self.state = state
+
+
+class _Export(threading.Thread):
+    """Writes the model of a save for from_pretrained, in a folder that is removed when it is not needed any more."""
+
+    def __init__(self, handle: cairn.torch.Handle, state: Any):
+        super().__init__(name="cairn-export", daemon=True)
+        self.handle, self.state, self.error = handle, state, None
+        self.folder = tempfile.TemporaryDirectory(prefix="cairn-push-")
+        self.start()
+
+    def run(self) -> None:
+        self.error = failure(self.handle)
+        if self.error is None:
+            try:
+                export(self.handle.path, os.path.join(self.folder.name, "model"))
+            except Exception as e:
+                self.error = e
 
 
 def export(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -466,14 +574,24 @@ def _check(args: Any, run: Run | None, optimizer: Any) -> None:
     if args.save_total_limit and run is not None and (run.keep or run.keep_remote):
         raise errors.OptionsError(f"cairn.transformers.CheckpointCallback: the run keeps {run.keep or 'all'!r}; "
                                   "save_total_limit must be None", ("storage.options",))
-    if getattr(args.save_strategy, "value", args.save_strategy) == "best":
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer saves "
-                                  "the model itself; use 'steps' or 'epoch' with load_best_model_at_end",
-                                  ("storage.options",))
     if "deepspeed" in type(optimizer).__name__.lower():
         raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the "
                                   "Trainer save it, "
                                   "or use FSDP", ("storage.options",))
+
+
+def _check_hub(trainer: Trainer) -> None:
+    """Refuses pushes of what is not in a model that was exported."""
+    args = trainer.args
+    if not args.push_to_hub or args.hub_strategy == "end":
+        return
+    if args.hub_strategy != "every_save":
+        raise errors.OptionsError("cairn.transformers.Trainer pushes models, not checkpoints: use "
+                                  "hub_strategy='every_save', and cairn.Run(…, remote=…) for checkpoints",
+                                  ("storage.options",))
+    if hasattr(trainer.model, "peft_config"):
+        raise errors.OptionsError("cairn.transformers.Trainer does not push adapters while it trains: use "
+                                  "hub_strategy='end'", ("storage.options",))
 
 
 def _files(model: Any, processor: Any) -> dict[str, bytes]:
