@@ -231,7 +231,8 @@ def pushed(folder, ranks=1, **more):
 
         def upload_folder(self, folder_path, commit_message, ignore_patterns, **options):
             left = [name for name in os.listdir(folder_path) if not name.startswith("checkpoint-")]
-            pushes.append((commit_message, sorted(left), LlamaForCausalLM.from_pretrained(folder_path).state_dict()))
+            pushes.append((commit_message, sorted(left), {
+                name: t.clone() for name, t in LlamaForCausalLM.from_pretrained(folder_path).state_dict().items()}))
             done = concurrent.futures.Future()
             done.set_result(None)
             return done
@@ -285,16 +286,10 @@ def best_at_end(folder, ranks=1, **more):
         if keep is not None:
             run = cairn.Run(path, keep=keep)
         trainers = []
-
-        def make(real=Trainer, trainers=trainers, **options):
-            trainers.append(real(eval_dataset=options["train_dataset"], **options))
-            return trainers[-1]
-
-        with unittest.mock.patch(__name__ + ".Trainer", make):
-            train(path, to=run, ranks=ranks, load_best_model_at_end=True, metric_for_best_model="eval_loss",
-                  greater_is_better=True,  # the first checkpoint is the best, whatever the machine computes
-                  eval_strategy=unit, save_strategy=unit, eval_steps=SAVE,
-                  save_total_limit=None if keep else 1, **more)
+        train(path, to=run, ranks=ranks, trainers=trainers, evaluates=True, load_best_model_at_end=True,
+              metric_for_best_model="eval_loss",
+              greater_is_better=True,  # the first checkpoint is the best, whatever the machine computes
+              eval_strategy=unit, save_strategy=unit, eval_steps=SAVE, save_total_limit=None if keep else 1, **more)
         state = trainers[0].state
         with cairn.open(f"{path}/checkpoint-{state.best_global_step}", framework="torch") as c:
             want = c.load("model.", strip=True)
