@@ -182,7 +182,7 @@ def best(folder, ranks=1, **more):
         trainers = []
         for stock in (True, False):
             train(f"{folder}/{strategy}-{stock}", stock=stock, own=not stock, trainers=trainers, **options)
-        want, got = (sorted(name for name in os.listdir(f"{folder}/{strategy}-{stock}") if name.startswith("checkpoint"))
+        want, got = (sorted(name for name in os.listdir(f"{folder}/{strategy}-{stock}") if "checkpoint" in name)
                      for stock in (True, False))
         if want != got or not got:
             wrong.append(f"{strategy}: the checkpoints are {got}, not {want}")
@@ -212,12 +212,9 @@ def callbacks_go_on(folder):
     options = {"own": True, "evaluates": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
                "metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True,
                "restore_callback_states_from_checkpoint": True, "save_total_limit": None}
-    last = []
-    for folder, stop in ((folder + "/undisturbed", None), (folder + "/run", 7), (folder + "/run", None)):
-        resume = "call" if last else False
-        logged = train(folder, stop=stop, resume=resume if "run" in folder and len(last) == 2 else False,
-                       callbacks=[EarlyStoppingCallback(early_stopping_patience=3)], **options)
-        last.append(max(logged))
+    last = [max(train(f"{folder}/{name}", stop=stop, resume=resume,
+                      callbacks=[EarlyStoppingCallback(early_stopping_patience=3)], **options))
+            for name, stop, resume in (("undisturbed", None, False), ("run", 7, False), ("run", None, "call"))]
     return [] if last[0] == last[2] < STEPS else [f"the last steps are {last}"]
 
 

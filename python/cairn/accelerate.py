@@ -48,9 +48,9 @@ class Accelerator(accelerate.Accelerator):
     raised by the next save or load, or by ``end_training``.
 
     A checkpoint has the models, the optimizers, the schedulers, the gradient scaler, the objects of
-    ``register_for_checkpointing``, the epochs of the data loaders, and the states of the random number generators and of
-    stateful data loaders of each rank. With DDP, with FSDP 2 and without, a checkpoint of any of them can be loaded with
-    any other and into any number of ranks. DeepSpeed, Megatron-LM and FSDP 1 are refused.
+    ``register_for_checkpointing``, the epochs of the data loaders, and for each rank the states of the random number
+    generators and of stateful data loaders. A checkpoint of a training with DDP, with FSDP 2 or without can be loaded
+    into one with another of them, and with any number of ranks. DeepSpeed, Megatron-LM and FSDP 1 are refused.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -270,11 +270,11 @@ def _text(i: int) -> str:
 def _check(of: Accelerator) -> None:
     """Refuses an Accelerator whose state is not that of its models and optimizers."""
     if lacks := [name for name in _ATTRIBUTES if not hasattr(of, name)]:
-        raise errors.OptionsError(f"accelerate {accelerate.__version__} has no {', '.join(lacks)}: cairn.accelerate was "
-                                  f"tested with {_text(0)} to {_text(1)}", ("storage.options",))
+        raise errors.OptionsError(f"accelerate {accelerate.__version__} has no {', '.join(lacks)}: cairn.accelerate "
+                                  f"was tested with {_text(0)} to {_text(1)}", ("storage.options",))
     kind = of.distributed_type.value
     if kind == "FSDP" and not of.is_fsdp2:
         kind = "FSDP 1"
     if kind not in _KINDS:
-        raise errors.OptionsError(f"cairn.accelerate does not save with {kind}: use FSDP 2 or DDP, or the Accelerator of "
-                                  "accelerate", ("storage.options",))
+        raise errors.OptionsError(f"cairn.accelerate does not save with {kind}: use FSDP 2 or DDP, or the Accelerator "
+                                  "of accelerate", ("storage.options",))

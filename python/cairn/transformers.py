@@ -78,13 +78,15 @@ class CheckpointCallback(transformers.TrainerCallback):
     the same step, the save fails with ExistsError, unless overwrite is set.
 
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
-    from the path of a checkpoint, of cairn or of the Trainer itself.
+    from the path of a checkpoint, of cairn or of the Trainer itself. With auto_resume, ``train()`` goes on with the
+    newest complete checkpoint, if there is one: for programs that call it themselves.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | Run | None = None, *, overwrite: bool = False):
+    def __init__(self, folder: str | os.PathLike[str] | Run | None = None, *, overwrite: bool = False,
+                 auto_resume: bool = False):
         self.run = folder if isinstance(folder, Run) else None
         self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
-        self.overwrite = overwrite
+        self.overwrite, self.auto_resume = overwrite, auto_resume
         self._remover = Remover()
         self._asked: Trainer | None = None  # the Trainer of this module, which says itself when to save
         self._due = False  # the Trainer wants to save
@@ -141,6 +143,8 @@ class CheckpointCallback(transformers.TrainerCallback):
                                            "then, use resume_from_checkpoint=checkpoints.resume(trainer)",
                                            ("storage.notfound",))
             return folder
+        if not wanted and self.auto_resume:
+            return self.resume(trainer)
         if not wanted or wanted == self._answer:
             return wanted
         return self._prepare(trainer, address_of(wanted))
@@ -284,11 +288,13 @@ class Trainer(transformers.Trainer):
     callbacks such as EarlyStoppingCallback, and ``push_to_hub``: when a save is complete, its model is written for
     ``from_pretrained``, and the Trainer pushes it.
 
-    ``checkpoints`` is the CheckpointCallback among its callbacks, or a new one. With a Trainer of another package, it is
-    the last one of the bases::
+    ``checkpoints`` is the CheckpointCallback among its callbacks, or a new one. With a Trainer of another package, it
+    is the last one of the bases::
 
         class MyTrainer(trl.SFTTrainer, cairn.transformers.Trainer): pass
     """
+
+    state: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -332,7 +338,8 @@ class Trainer(transformers.Trainer):
         with done.folder:
             if done.error is not None:
                 # The training of the other ranks goes on, too.
-                warnings.warn(f"the model of {done.handle.path} is not pushed: {done.error}", stacklevel=errors.outside())
+                warnings.warn(f"the model of {done.handle.path} is not pushed: {done.error}",
+                              stacklevel=errors.outside())
                 return
             self.state = done.state  # of the step that is pushed
             try:
@@ -346,7 +353,8 @@ class _Export(threading.Thread):
 
     def __init__(self, handle: cairn.torch.Handle, state: Any):
         super().__init__(name="cairn-export", daemon=True)
-        self.handle, self.state, self.error = handle, state, None
+        self.handle, self.state = handle, state
+        self.error: BaseException | None = None
         self.folder = tempfile.TemporaryDirectory(prefix="cairn-push-")
         self.start()
 
