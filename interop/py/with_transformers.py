@@ -92,6 +92,8 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
     if trainers is not None:
         trainers.append(trainer)
     with contextlib.suppress(Interrupted):
+        if callable(resume):
+            resume = resume()
         trainer.train(resume_from_checkpoint=checkpoints.resume(trainer) if resume == "call" else resume)
     cairn.torch.close()
     if more.get("fsdp") and not any(hasattr(p, "device_mesh") for p in trainer.model.parameters()):
