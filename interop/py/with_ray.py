@@ -7,12 +7,13 @@ import sys
 import ray
 import ray.train
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "examples"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+PATHS = [HERE, os.path.join(HERE, "examples")]
+sys.path += PATHS
 
 import ray_train
 
 KILL = int(sys.argv.pop(4)) if len(sys.argv) > 4 else None
-PATHS = [os.path.dirname(os.path.abspath(__file__)), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
 
 
 def dying(config):
@@ -32,7 +33,8 @@ def dying(config):
 
 def main():
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20,
-             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(PATHS), "CAIRN_ARENA_BYTES": str(64 << 20)}})
+             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([*PATHS, os.environ["PYTHONPATH"]]),
+                                       "CAIRN_ARENA_BYTES": str(64 << 20)}})
     mark = os.path.abspath(sys.argv[1]) + "-mark"
     loop = ray_train.train if KILL is None else lambda config: dying({**config, "kill": KILL, "mark": mark})
     ray_train.main(loop)

@@ -19,7 +19,7 @@ def save(state, step, metrics):
     storage = ray.train.get_context().get_storage()
     name = f"step-{step:09}"
     path = os.path.join(storage.experiment_fs_path, name)            # in object storage: f"s3://{path}"
-    handle = cairn.torch.async_save(state, path, step=step)
+    handle = cairn.torch.async_save(state, path, step=step, overwrite=True)    # workers that died may have left one
 
     def wait(checkpoint, name):                                      # Ray calls it in a thread
         handle.result()
