@@ -169,9 +169,15 @@ def fill(chunks, salt, put):
 
 
 def train(chunks, optimizer, salt="", steps=2):
+    """Begins a training."""
     fill(chunks, salt + "weights", lambda p, made: p.data.copy_(made))
     optimizer.reload_model_params()
-    for step in range(steps):
+    train_on(chunks, optimizer, 0, steps, salt)
+
+
+def train_on(chunks, optimizer, first, end, salt=""):
+    """Takes some steps of a training."""
+    for step in range(first, end):
         for model in chunks:
             model.zero_grad_buffer()
         fill(chunks, f"{salt}{step}", lambda p, made: p.main_grad.copy_(made))
@@ -232,7 +238,12 @@ def loaded(folder, job):
     chunks, optimizer = build(**job)
     train(chunks, optimizer, "other", 1)
     metadata = dist_checkpointing.load_content_metadata(folder)
-    got = dist_checkpointing.load(whole(chunks, optimizer, metadata, True), folder)
+    give(chunks, optimizer, dist_checkpointing.load(whole(chunks, optimizer, metadata, True), folder))
+    return compared(want, live(chunks, optimizer))
+
+
+def give(chunks, optimizer, got):
+    """Gives a job the state that was loaded."""
     for n, model in enumerate(chunks):
         base(model).load_state_dict(got[key(chunks, n)])
     for one in inner(optimizer):  # torch's AdamW has the step among its states, FusedAdam has it in the groups
@@ -241,8 +252,13 @@ def loaded(folder, job):
 
         one._set_main_param_and_optimizer_states = put
     optimizer.load_state_dict(got["optimizer"])
+    for one in inner(optimizer):  # Megatron gives all parameters one tensor, to which AdamW adds for each of them
+        for states in one.optimizer.state.values():
+            states["step"] = states["step"].clone()
 
-    have = live(chunks, optimizer)
+
+def compared(want, have):
+    """Returns the problems of all ranks."""
     problems = [f"rank {dist.get_rank()}: {name}" for name in want.keys() | have.keys()
                 if name not in want or name not in have or not torch.equal(want[name], have[name])]
     every = [None] * dist.get_world_size()

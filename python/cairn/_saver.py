@@ -170,6 +170,8 @@ class Saver:
             with self._send_lock:
                 self._sock.sendall(struct.pack("<I", len(text)) + text)
         except OSError as e:
+            if threading.current_thread() is not self._reader:
+                self._reader.join(10)  # the process may have said why, before it ended
             self._fail(SaverError(f"the saver process has ended: {e}"))
             self._check()
         except BaseException:  # Ctrl-C: the saver may have received a part of the message

@@ -29,13 +29,14 @@ from cairn.torch._perrank import PerRank, RandomState
 from cairn.torch._preempt import Preemption, on_signal
 from cairn.torch._publish import publish
 from cairn.torch._save import async_save, close, prepare, save
+from cairn.torch._state import Shards
 from cairn.torch._weights import weights
 
 if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
-__all__ = ["Follower", "Handle", "LazyWeights", "PerRank", "Preemption", "Prepared", "RandomState", "Reader", "Stager",
-           "Writer", "async_save", "close", "follow", "load", "on_signal", "prepare", "publish", "save", "weights"]
+__all__ = ["Follower", "Handle", "LazyWeights", "PerRank", "Preemption", "Prepared", "RandomState", "Reader", "Shards",
+           "Stager", "Writer", "async_save", "close", "follow", "load", "on_signal", "prepare", "publish", "save", "weights"]
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from cairn.torch import _memory
 from cairn.torch._description import State, place_of
 from cairn.torch._job import Job
 from cairn.torch._pickled import value_item
-from cairn.torch._state import Leaf, Opened, Part, check, flatten, is_leaf, is_stateful, parts
+from cairn.torch._state import Leaf, Opened, Part, Shards, check, flatten, is_leaf, is_stateful, parts
 from cairn.torch._units import JOINED, Unit
 
 
@@ -158,7 +158,7 @@ class Remembered:
                 if isinstance(v, torch.Tensor) or is_leaf(v, self.whole) or not self._walk(v, part, found):
                     return False
                 continue
-            if part in self.places and (isinstance(v, torch.Tensor) or not is_leaf(v, self.whole)):
+            if part in self.places and (isinstance(v, (torch.Tensor, Shards)) or not is_leaf(v, self.whole)):
                 return False
             found.append(v)
         return True

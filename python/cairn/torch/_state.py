@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -173,6 +173,42 @@ def _is_sharded(v: Any) -> bool:
     return type(v).__name__ == "ShardedTensor" and hasattr(v, "local_shards")
 
 
+class Shards:
+    """A tensor of a state of which the caller says which parts this rank holds.
+
+    >>> rank, ranks = 0, 1
+    >>> rows = torch.ones(2, 3)
+    >>> state = {"w": cairn.torch.Shards((2 * ranks, 3), [((2 * rank, 0), rows)])}
+    >>> report = cairn.torch.save(state, "run/step-8")
+    >>> whole = torch.zeros(2 * ranks, 3)
+    >>> report = cairn.torch.load({"w": whole}, "run/step-8")
+    >>> whole
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
+
+    It is for frameworks whose tensors are neither DTensors nor whole. shape is the shape of the whole tensor. parts are
+    boxes of it: where a box begins, and its elements. A rank may hold several boxes, or none. Together, the ranks that
+    save hold all elements. A load fills the parts in place.
+    """
+
+    requires_grad = False
+
+    def __init__(self, shape: Sequence[int], parts: Iterable[tuple[Sequence[int], torch.Tensor]] = ()) -> None:
+        self.shape: tuple[int, ...] = tuple(shape)
+        """The shape of the whole tensor."""
+        self.parts: list[tuple[tuple[int, ...], torch.Tensor]] = [(tuple(at), t) for at, t in parts]
+        """Where each part begins, and its elements."""
+        for at, t in self.parts:
+            inside = len(at) == t.dim() == len(self.shape) and all(
+                0 <= begin and begin + n <= whole for begin, n, whole in zip(at, t.shape, self.shape))
+            if not inside or t.dtype != self.parts[0][1].dtype:
+                raise errors.StateError(f"a {t.dtype} of the shape {list(t.shape)} at {list(at)} is not a part of a "
+                                        f"{self.parts[0][1].dtype} of the shape {list(self.shape)}", ("plan.state",))
+
+    def __repr__(self) -> str:
+        return f"<{len(self.parts)} parts of a tensor of the shape {list(self.shape)}>"
+
+
 @dataclass(slots=True)
 class Part:
     """A part of a tensor that this rank holds: a box, or all of it."""
@@ -202,6 +238,8 @@ def parts(leaf: Leaf) -> list[Part] | None:
     """Returns the parts of a tensor that this rank holds, or None if the leaf is not a tensor."""
     v = leaf.value
     whole: Any = v  # of classes that not every build of torch has
+    if isinstance(v, Shards):
+        return [Part(list(v.shape), p.local, list(at)) for at, t in v.parts for p in parts(Leaf(leaf.name, None, t)) or ()]
     if not isinstance(v, torch.Tensor):
         return None
     if torch.nn.parameter.is_lazy(v):

@@ -93,7 +93,12 @@ class Job:
         self.check(step)
 
     def check(self, step):
-        path = cairn.latest(f"{self.folder}/run", wait=True)
+        end = time.monotonic() + 200
+        # Savers that were stopped may not have begun yet: then there is nothing for which latest would wait.
+        while os.path.basename(path := cairn.latest(f"{self.folder}/run", wait=True)) != f"step-{step}":
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
         self.case.assertEqual(os.path.basename(path), f"step-{step}")
         state = {"w": torch.zeros(1 << 16), "step": -1}
         cairn.torch.load(state, path)

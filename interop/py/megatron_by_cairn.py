@@ -1,0 +1,125 @@
+"""Megatron-core saves and loads with cairn.megatron, as Megatron-LM does it: its functions and queues are the real ones."""
+
+import inspect
+import os
+import signal
+import time
+import types
+import warnings
+
+import numpy
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.safe_globals import register_safe_globals
+
+import cairn
+import cairn.megatron
+import with_megatron as job
+
+TRACKER = "latest_checkpointed_iteration.txt"
+FORM = {"distrib_optim_sharding_type": "fully_reshardable"}
+# The other queue is a package of its own, which needs a GPU. Older releases have no such argument.
+MCORE = {"async_strategy": "mcore"} if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters else {}
+register_safe_globals()  # as Megatron-LM does
+
+
+def begun(sizes, salt="", steps=2):
+    """Begins a training, and returns its model and optimizer."""
+    chunks, optimizer = job.build(**sizes)
+    job.train(chunks, optimizer, salt, steps)
+    return chunks, optimizer
+
+
+def state_of(chunks, optimizer, metadata, loading, iteration):
+    """Returns what Megatron-LM saves, with an object of each rank and with objects that are not sharded."""
+    state = job.whole(chunks, optimizer, metadata, loading)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    random = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "of": rank}
+    state["rng_state"] = ShardedObject("rng_state", [random], (ranks,), (rank,))
+    if not loading:
+        state.update(args=types.SimpleNamespace(ranks=ranks, rate=0.1), iteration=iteration, checkpoint_version=3.0)
+    return state
+
+
+def save(run, sizes, steps=2, how="sync", form=None, options=None):
+    """Saves a job after some steps. With how="kill", the ranks die when the state is copied aside."""
+    job.start(**sizes)
+    chunks, optimizer = begun(sizes, steps=steps)
+    metadata = {**job.METADATA, **(form or FORM)}
+    folder = os.path.join(run, f"iter_{steps:07}")
+    if dist.get_rank() == 0:
+        os.makedirs(folder, exist_ok=True)
+    dist.barrier()
+    strategy = FullyParallelSaveStrategyWrapper(cairn.megatron.SaveStrategy(**(options or {})), job.data_parallel())
+    later = {} if how == "sync" else {"async_sharded_save": True, **MCORE}
+    request = dist_checkpointing.save(state_of(chunks, optimizer, metadata, False, steps), folder, strategy,
+                                      content_metadata=metadata, **later)
+
+    def track():
+        if dist.get_rank() == 0:
+            with open(os.path.join(run, TRACKER), "w") as f:
+                f.write(str(steps))
+
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sync":
+        track()
+        return
+    request.add_finalize_fn(track)
+    queue = AsyncCallsQueue(persistent=how == "persistent")
+    queue.schedule_async_request(request)
+    job.train(chunks, optimizer, "other", 1)  # the checkpoint does not change
+    while not queue.maybe_finalize_async_calls():
+        time.sleep(0.01)
+    queue.close()
+
+
+def killed(run, ranks, **more):
+    """Has ranks save, which are killed."""
+    store = os.path.abspath(f"{run}.store")
+    pids = []
+    for rank in range(ranks):
+        if (pid := os.fork()) == 0:
+            try:
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+                save(run, how="kill", **more)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return [] if set(ended) == {-signal.SIGKILL} else [f"the ranks ended with {ended}"]
+
+
+def load(run, sizes, steps=2, more=2, other_ranks=False):
+    """Loads the newest checkpoint into a job with other states, takes more steps, and compares its states with those of
+    a job that was not interrupted. Returns the problems of all ranks.
+    """
+    job.start(**sizes)
+    want = job.live(*begun(sizes, steps=steps + more))
+    chunks, optimizer = begun(sizes, "other", steps)
+    if dist.get_rank() == 0:
+        cairn.megatron.finish(run)
+    dist.barrier()
+    with open(os.path.join(run, TRACKER)) as f:
+        folder = os.path.join(run, f"iter_{int(f.read()):07}")
+    common = dist_checkpointing.load_common_state_dict(folder)
+    metadata = dist_checkpointing.load_content_metadata(folder)
+    state = state_of(chunks, optimizer, metadata, True, None)
+    if other_ranks:
+        del state["rng_state"]  # as Megatron-LM does
+    got = dist_checkpointing.load(state, folder, cairn.megatron.LoadStrategy(),
+                                  strict="assume_ok_unexpected" if other_ranks else "raise_all")
+    job.give(chunks, optimizer, got)
+    job.train_on(chunks, optimizer, steps, steps + more)
+    found = job.compared(want, job.live(chunks, optimizer))[:5]
+    if not other_ranks and got["rng_state"][0]["of"] != dist.get_rank():
+        found.append("a rank has the random state of another")
+    if common["iteration"] != steps or common["args"].rate != 0.1 or got["checkpoint_version"] != 3.0:
+        found.append(f"the common state is {common}")
+    return found

@@ -1,0 +1,348 @@
+"""Checkpoints of Megatron-core, and of what is built on it, through cairn.
+
+    import cairn.megatron
+    cairn.megatron.install()                     # before the training begins, on all ranks
+
+From then on Megatron-LM, Megatron-Bridge, verl, slime, miles and ms-swift save and load with cairn where they use the
+format torch_dist. A program with strategies of its own gives them to Megatron-core::
+
+    dist_checkpointing.save(state, folder, cairn.megatron.SaveStrategy())
+    state = dist_checkpointing.load(state, folder, cairn.megatron.LoadStrategy())
+
+A checkpoint is a native one, with Megatron's names, and with the files by which Megatron finds it. It needs the package
+``megatron-core``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron import core
+from megatron.core.dist_checkpointing import core as _config
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica
+from megatron.core.dist_checkpointing.strategies import async_utils
+from megatron.core.dist_checkpointing.strategies import torch as _stock
+
+import cairn
+import cairn.torch
+from cairn import _wait, errors
+from cairn._address import address_of
+from cairn._request import SaveRequest
+from cairn.runs import Run
+from cairn.torch._handle import Handle
+from cairn.torch._job import broadcast
+from cairn.torch._remembered import describe
+from cairn.torch._save import begin
+from cairn.torch._state import StateDict
+from cairn.torch._whole import load_whole
+
+TESTED = ("0.16", "0.17", "0.18", "0.19")
+"""The releases of Megatron-core that this module was tested with."""
+
+_BACKEND = "cairn"  # in the file by which Megatron recognises a checkpoint
+_COMMON_FILE = "common.pt"
+_TRACKER_FILE = "latest_checkpointed_iteration.txt"
+_COMMON = "common_state"  # the key of the state that is not sharded, since 0.19
+_KEYS = "cairn.megatron.common"  # the value with the keys of that state
+_NAMES = ("TorchDistSaveShardedStrategy", "TorchDistLoadShardedStrategy")
+
+
+def _check_version() -> None:
+    version = str(getattr(core, "__version__", "unknown"))
+    if ".".join(version.split(".")[:2]) not in TESTED:
+        raise errors.OptionsError(f"cairn.megatron was tested with Megatron-core {', '.join(TESTED)}, and not with "
+                                  f"{version}: install one of these, or save in the format torch_dist without cairn",
+                                  ("storage.options",))
+
+
+_check_version()
+
+
+class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
+    """Saves the sharded state of Megatron-core with cairn.
+
+    With the option async_sharded_save, training goes on when the state is copied aside. The request is over when the
+    checkpoint is complete on all ranks. If a save fails on one rank, it fails on all.
+
+    run is the :class:`cairn.Run` in whose folder Megatron saves: then its policy decides which checkpoints are kept,
+    saves store what has changed, and checkpoints are uploaded to its remote place. remote is the address of a folder
+    to which each checkpoint is uploaded, if there is no run. A save replaces the checkpoint that Megatron
+    has saved under the same iteration before, when the new one is complete.
+    """
+
+    run: Run | None = None
+    remote: str | None = None
+
+    def __init__(self, *args: Any, run: Run | None = None, remote: str | os.PathLike[str] | None = None,
+                 **kwargs: Any) -> None:
+        if "backend" in kwargs or args:
+            super().__init__(*args, **kwargs)
+        else:
+            super().__init__("torch_dist", 1, **kwargs)
+        self.backend = _BACKEND
+        self.run = run or self.run
+        self.remote = self.remote if remote is None else address_of(remote)
+
+    def save(self, sharded_state_dict: StateDict, checkpoint_dir: str | os.PathLike[str]) -> None:
+        """Saves a state. It returns when the checkpoint is complete."""
+        _complete(*self._begin(sharded_state_dict, checkpoint_dir))
+
+    def async_save(self, sharded_state_dict: StateDict, checkpoint_dir: str | os.PathLike[str],
+                   async_strategy: str = "mcore") -> Any:
+        """Copies a state aside, and returns the request with which Megatron waits for the checkpoint."""
+        handle, folder, common = self._begin(sharded_state_dict, checkpoint_dir)
+        # Megatron asks a process of its own whether the save is over, which sees no futures: only this file.
+        under_way = tempfile.NamedTemporaryFile(prefix="cairn-save-", delete=False)
+        under_way.close()
+        handle.add_done_callback(lambda _: os.unlink(under_way.name))
+        return _request_class(async_strategy)(_wait.until_gone, (under_way.name, os.getpid()),
+                                              [lambda: _complete(handle, folder, common)])
+
+    def _begin(self, sharded_state_dict: StateDict,
+               checkpoint_dir: str | os.PathLike[str]) -> tuple[Handle, str, StateDict]:
+        """Begins a save. It returns the folder, and the state that is not sharded, on rank 0."""
+        folder = address_of(checkpoint_dir)
+        state, common = _saved(sharded_state_dict)
+        if not common and dist.get_rank() == 0:
+            # Before 0.19 Megatron has written the file already.
+            with contextlib.suppress(FileNotFoundError):
+                common = torch.load(os.path.join(folder, _COMMON_FILE), map_location="cpu", weights_only=False)
+        state.update({**common, _KEYS: sorted(map(str, common))} if common else {})
+        target: Any = self.run.find(folder) if self.run is not None else None
+        name = os.path.basename(folder)
+        request = SaveRequest(path=target or folder, step=_iteration(name), overwrite=True,
+                              remote=None if target or self.remote is None else f"{self.remote}/{name}")
+        handle = begin(request, lambda j: describe(j, state, False, whole=True))
+        return handle, folder, common
+
+
+class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
+    """Loads the sharded state of Megatron-core from a checkpoint of :class:`SaveStrategy`.
+
+    Another checkpoint, such as one that Megatron itself has saved, is loaded as Megatron loads it. With allow_pickle,
+    objects are loaded of classes that torch does not load with ``weights_only``: a pickle can run any code.
+    """
+
+    allow_pickle = False
+
+    def __init__(self, *args: Any, allow_pickle: bool | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Megatron makes tensors of fp8 ordinary ones before the load.
+        self.stream_ckpt_dequant = False
+        self.allow_pickle = self.allow_pickle if allow_pickle is None else allow_pickle
+
+    def load(self, sharded_state_dict: StateDict, checkpoint_dir: str | os.PathLike[str], *args: Any,
+             **kwargs: Any) -> Any:
+        """Fills the tensors of a state, and returns it with these and with the objects of the checkpoint."""
+        if not _is_ours(checkpoint_dir):
+            return super().load(sharded_state_dict, checkpoint_dir, *args, **kwargs)
+        state: StateDict = {_KEYS: None}
+        shards: dict[str, cairn.torch.Shards] = {}
+        shapes = None
+        for part in nested_values(sharded_state_dict):
+            if isinstance(part, ShardedObject):
+                state[part.unique_key] = None
+                continue
+            _fill(part)
+            shape, at, t = part.global_shape, part.global_offset, _with_axes(part)
+            if part.allow_shape_mismatch:
+                if shapes is None:
+                    with cairn.open(address_of(checkpoint_dir)) as c:
+                        shapes = c.shapes()
+                shape, t = _overlap(shapes[part.key], at, t)
+            held = shards.setdefault(part.key, cairn.torch.Shards(shape)).parts
+            shards[part.key] = cairn.torch.Shards(shape, [*held, (at, t)])
+        state.update(shards)
+        cairn.torch.load(state, address_of(checkpoint_dir), allow_pickle=self.allow_pickle)
+        return _loaded(sharded_state_dict, state)
+
+    def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str], metadata: Any = None) -> StateDict:
+        """Returns the tensors of a checkpoint, without their elements."""
+        if not _is_ours(checkpoint_dir):
+            return super().load_tensors_metadata(checkpoint_dir, metadata)  # type: ignore[no-any-return]
+        return {k: v for k, v in self.load_sharded_metadata(checkpoint_dir).items() if isinstance(v, ShardedTensor)}
+
+    def load_sharded_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> StateDict:
+        """Returns the tensors and the sharded objects of a checkpoint, without their contents."""
+        if not _is_ours(checkpoint_dir):
+            return super().load_sharded_metadata(checkpoint_dir)  # type: ignore[no-any-return]
+        out: StateDict = {}
+        with cairn.open(address_of(checkpoint_dir)) as c:
+            shapes = c.shapes()
+            for name in c:
+                if "dtype" in (entry := c.entry(name)):
+                    like = torch.empty(shapes[name], dtype=getattr(torch, entry["dtype"]), device="meta")
+                    out[name] = ShardedTensor.from_rank_offsets(name, like).without_data()
+                elif "/shard_" in name:
+                    out[name] = ShardedObject.empty_from_unique_key(name)
+        return out
+
+    def remove_sharded_tensors(self, checkpoint_dir: str, key_prefix: str) -> None:
+        """Removes tensors of a checkpoint that Megatron has saved. Those of cairn are not changed."""
+        if _is_ours(checkpoint_dir):
+            raise errors.OptionsError(f"{checkpoint_dir} is a checkpoint of cairn, which nothing changes: copy the rest "
+                                      f"of it, with cairn convert --drop '{key_prefix}*'", ("storage.options",))
+        super().remove_sharded_tensors(checkpoint_dir, key_prefix)
+
+
+def install(*, run: Run | None = None, remote: str | os.PathLike[str] | None = None,
+            allow_pickle: bool = False) -> None:
+    """Has Megatron, and what is built on it, save and load with cairn. All ranks call it before the training begins.
+
+    It replaces the classes of Megatron's format torch_dist in all modules that have imported them. run, remote and
+    allow_pickle are described at :class:`SaveStrategy` and :class:`LoadStrategy`. Another call replaces them.
+    """
+    SaveStrategy.run, SaveStrategy.remote = run, None if remote is None else address_of(remote)
+    LoadStrategy.allow_pickle = allow_pickle
+    for name, ours in zip(_NAMES, (SaveStrategy, LoadStrategy)):
+        theirs = ours.__mro__[1]
+        for module in list(sys.modules.values()):
+            if module is not sys.modules[__name__] and vars(module).get(name) is theirs:
+                setattr(module, name, ours)
+    strategies = sys.modules.get("megatron.core.dist_checkpointing.strategies.base")
+    if register := getattr(strategies, "register_default_strategy", None):  # until 0.16
+        register(strategies.StrategyAction.LOAD_SHARDED, _BACKEND, 1, LoadStrategy())  # type: ignore[union-attr]
+
+
+def finish(folder: str | os.PathLike[str]) -> int | None:
+    """Finishes the newest checkpoint below a folder that saver processes have completed after the death of a training.
+
+    A checkpoint is complete before Megatron writes the files by which it finds it. If the training was killed between
+    the two, this writes them. One process calls it before the training begins, or rank 0. It waits for
+    saver processes that are still writing. It returns the iteration from which Megatron will go on, or None::
+
+        cairn.megatron.finish("checkpoints")
+    """
+    root = address_of(folder)
+    try:
+        with open(os.path.join(root, _TRACKER_FILE), encoding="utf-8") as f:
+            tracked = f.read().strip()
+    except FileNotFoundError:
+        tracked = ""
+    known = int(tracked) if tracked.isdigit() else None
+    path = cairn.latest(root, wait=True)
+    found = None if path is None else _iteration(os.path.basename(path))
+    if path is None or found is None or (known is not None and known >= found) or tracked == "release":
+        return known
+    with cairn.open(path) as c:
+        if _KEYS not in c:
+            return known
+        keys = c[_KEYS]
+    _write_common(path, load_whole(path, keys=frozenset(keys)))
+    _config.save_config(_config.CheckpointingConfig(_BACKEND, 1), path)
+    _write(os.path.join(root, _TRACKER_FILE), lambda f: f.write(str(found).encode()))
+    return found
+
+
+def _iteration(name: str) -> int | None:
+    """Returns the iteration in the name of a folder of Megatron."""
+    found = re.fullmatch(r"iter_(\d+)", name)
+    return int(found[1]) if found else None
+
+
+def _is_ours(folder: str | os.PathLike[str]) -> bool:
+    return os.path.exists(os.path.join(folder, "cairn.json"))
+
+
+def _saved(sharded_state_dict: StateDict) -> tuple[StateDict, StateDict]:
+    """Returns what this rank saves of a state, by Megatron's names, and the state that is not sharded, on rank 0."""
+    state: StateDict = {}
+    shards: dict[str, list[ShardedTensor]] = {}
+    common: StateDict = {}
+    for part in nested_values(sharded_state_dict):
+        if not is_main_replica(part.replica_id):
+            continue
+        if isinstance(part, ShardedTensor):
+            shards.setdefault(part.key, []).append(part)
+        elif part.key == _COMMON:
+            common = part.data
+        else:
+            state[part.unique_key] = (part.data,)  # in a tuple, it is one value
+    for key, held in shards.items():
+        for part in held:
+            _refuse_flat(part)
+            if part.data is None:
+                raise errors.StateError(f"{key!r} has no data", ("plan.state",))
+        state[key] = cairn.torch.Shards(held[0].global_shape, [(p.global_offset, _with_axes(p)) for p in held])
+    return state, common
+
+
+def _refuse_flat(part: ShardedTensor) -> None:
+    if getattr(part, "flattened_range", None) is not None:
+        raise errors.StateError(f"{part.key!r} is a part of a flat tensor (flattened_range), as in the form "
+                                "fully_sharded_model_space: choose another form of the optimizer's states, such as "
+                                "fully_reshardable", ("plan.state",))
+
+
+def _with_axes(part: ShardedTensor) -> torch.Tensor:
+    """Returns the elements of a part with as many axes as the whole tensor has."""
+    return part.data.detach().reshape((1,) * part.prepend_axis_num + tuple(part.local_shape))
+
+
+def _fill(part: ShardedTensor) -> None:
+    """Prepares the tensor of a part that is loaded."""
+    _refuse_flat(part)
+    if part.data is None:
+        part.init_data("cpu", init_fn=torch.zeros if part.allow_shape_mismatch else torch.empty)
+        return
+    part.data = part.data.detach()
+    if not part.data.is_contiguous():
+        part.data = part.data.contiguous()
+    if part.allow_shape_mismatch:
+        part.data.zero_()
+
+
+def _overlap(shape: tuple[int, ...], at: tuple[int, ...], t: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Returns the shape of the tensor in the checkpoint, and the elements of a part that it has."""
+    for axis, (begin, whole) in enumerate(zip(at, shape)):
+        t = t.narrow(axis, 0, max(0, min(t.shape[axis], whole - begin)))
+    return shape, t
+
+
+def _loaded(sharded: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a state with the contents of its parts."""
+    if isinstance(sharded, dict):
+        return {k: _loaded(v, values) for k, v in sharded.items()}
+    if isinstance(sharded, list):
+        return [_loaded(v, values) for v in sharded]
+    return sharded.data if isinstance(sharded, ShardedTensor) else values[sharded.unique_key][0]
+
+
+def _complete(handle: Handle, folder: str, common: StateDict) -> None:
+    """Waits for a save, and writes the common state. All ranks call it. An error is one on all ranks."""
+    handle.result()
+    if handle.path != folder:
+        raise errors.ExistsError(f"{folder} has a checkpoint of another line of the run, which stays, and this one is "
+                                 f"in {handle.path}: Megatron does not find it there. Call cairn.megatron.finish before "
+                                 "a training, so that it goes on from the newest checkpoint", ("storage.exists",))
+    broadcast("megatron", lambda: _write_common(folder, common) if common else None, folder)
+
+
+def _write_common(folder: str, common: StateDict) -> None:
+    """Writes the file in which Megatron looks for the common state of a checkpoint of any format."""
+    _write(os.path.join(folder, _COMMON_FILE), lambda f: torch.save(common, f))
+
+
+def _write(path: str, write: Callable[[Any], object]) -> None:
+    """Writes a file, which appears when it is complete."""
+    with open(f"{path}.new", "wb") as f:
+        write(f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(f"{path}.new", path)
+
+
+def _request_class(async_strategy: str) -> Any:
+    """Returns the class of the requests that Megatron's queue takes."""
+    choose = getattr(_stock, "get_async_strategy", None)  # since 0.18
+    return async_utils.AsyncRequest if choose is None else choose(async_strategy)[1]["AsyncRequest"]
