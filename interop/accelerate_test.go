@@ -39,6 +39,8 @@ var accelerated = []testCase{
 	{name: "Accelerate: automatic_checkpoint_naming, total_limit, and checkpoints of Accelerate itself", needs: "transformers", slow: true, run: func(r *rig) {
 		r.frameworks().nothing("with_accelerate.named", args{"folder": r.there("run")})
 		ddp(r, "with_accelerate.named", args{"kind": "ddp"})
+		ddp(r, "with_accelerate.named", args{"kind": "fsdp", "folder": r.there("fsdp")})
+		r.frameworks().nothing("with_accelerate.goes_back", args{"folder": r.there("back")})
 	}},
 	{name: "Accelerate: data loaders with a state", needs: "torchdata", slow: true, run: func(r *rig) {
 		r.frameworks().nothing("with_accelerate.stateful", args{"folder": r.there("run")})

@@ -51,9 +51,6 @@ var frameworks = []testCase{
 	{name: "torchdata: the example dataloader.py, with worker processes", needs: "torchdata", slow: true, run: func(r *rig) {
 		dataLoader(r, 1)
 	}},
-	{name: "Accelerate: the recipe of the docs", needs: "transformers", run: func(r *rig) {
-		r.frameworks().nothing("with_accelerate.recipe", args{"folder": r.there("run")})
-	}},
 	{name: "Hugging Face: a training that is interrupted goes on as if it was not", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run")})
 	}},

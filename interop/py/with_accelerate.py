@@ -1,8 +1,7 @@
-"""Trainings with Accelerate that save through cairn.accelerate, and the recipe of docs/frameworks.md."""
+"""Trainings with Accelerate that save through cairn.accelerate."""
 
 import glob
 import os
-import sys
 import unittest.mock
 import warnings
 
@@ -15,10 +14,6 @@ import cairn.accelerate
 import cairn.torch
 import interrupt
 import with_transformers  # noqa: F401 -- makes accelerate use FSDP on CPUs too
-
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "examples"))
-
-import recipes
 
 STEPS, PER_EPOCH = 12, 3
 
@@ -147,6 +142,11 @@ def named(folder, ranks=1, kind="plain"):
     def found():
         return sorted(os.path.basename(path) for path in glob.glob(project + "/checkpoints/*"))
 
+    try:
+        Job(ranks, kind, project=project).accelerator.load_state()
+        wrong.append("a checkpoint was found before the first save")
+    except cairn.NotFoundError:
+        reset()
     stock = Job(ranks, kind, stock=True, project=project)
     stock.train(end=3)
     stock.accelerator.save_state()
@@ -338,37 +338,15 @@ def failed(folder, ranks):
     return [f"rank {rank}: {text}" for rank, texts in enumerate(all_wrong) for text in texts]
 
 
-def recipe(folder):
-    """Trains, saves with the recipe of the docs, trains again from the checkpoint, and returns the differences."""
-    def begin(compiled):
-        torch.manual_seed(0)
-        accelerator = accelerate.Accelerator(cpu=True)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
-        optimizer = torch.optim.AdamW(model.parameters())
-        if compiled:
-            model = torch.compile(model, backend="eager")
-        return (accelerator, *accelerator.prepare(model, optimizer))
-
-    def train(accelerator, model, optimizer, steps):
-        losses = []
-        for step in steps:
-            loss = model(torch.full((2, 4), float(step))).square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    job = begin(compiled=False)
-    train(*job, range(5))
-    recipes.with_accelerate(*job, folder + "/step-4", 4).result()
-    want = train(*job, range(5, 9))
-    wrong = []
-    for compiled in (False, True):
-        job = begin(compiled)
-        first = recipes.from_accelerate(*job, folder + "/step-4")
-        got = train(*job, range(first, 9))
-        if got != want:
-            wrong.append(f"compiled {compiled}: the losses {got}, not {want}")
-    cairn.torch.close()
-    return wrong
+def goes_back(folder):
+    """Accelerate itself saves what was loaded from a checkpoint of cairn. Returns the problems."""
+    saved(folder + "/a", 6)
+    reset()
+    want = resumed(folder + "/a", 6)
+    reset()
+    job = Job()
+    job.accelerator.load_state(folder + "/a")
+    accelerate.Accelerator.save_state(job.accelerator, folder + "/b")
+    reset()
+    got = resumed(folder + "/b", 6, stock=True)
+    return [] if got == want else [f"the losses are {got}, not {want}"]

@@ -211,9 +211,9 @@ def _found(of: Accelerator, input_dir: str | os.PathLike[str] | None) -> tuple[s
         return path, stock
     if not of.project_configuration.automatic_checkpoint_naming:
         raise errors.OptionsError("load_state needs input_dir, or automatic_checkpoint_naming", ("storage.options",))
-    run = Run(_folder(of))
-    run.latest(wait=True)
-    names = [c.name for c in run.checkpoints() if c.complete]
+    run, names = Run(_folder(of)), list[str]()
+    if run.latest(wait=True) is not None:
+        names = [c.name for c in run.checkpoints() if c.complete]
     if os.path.isdir(run.path):  # sharded checkpoints of Accelerate are folders that cairn does not take for one
         names += [name for name in os.listdir(run.path) if os.path.exists(os.path.join(run.path, name, _STOCK))]
     last = max(names, key=_number, default="")
