@@ -88,7 +88,7 @@ class CheckpointCallback(transformers.TrainerCallback):
         self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
         self.overwrite, self.auto_resume = overwrite, auto_resume
         self._remover = Remover()
-        self._asked: Trainer | None = None  # the Trainer of this module, which says itself when to save
+        self._owner: Trainer | None = None  # the Trainer of this module, which says itself when to save
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
         self._resumed: str | None = None  # the checkpoint that the next training begins with
@@ -123,7 +123,10 @@ class CheckpointCallback(transformers.TrainerCallback):
             if "trainer" not in c:
                 raise errors.MissingError(f"{path} is not a checkpoint of cairn.transformers", ("plan.missing",))
             state = c["trainer"]
-        self._resumed, self._best = path, json.loads(state).get("best_model_checkpoint")
+            self._best = c.get("best")
+        self._resumed = path
+        if self._best is None and (step := json.loads(state).get("best_global_step")):  # an older release has saved it
+            self._best = join_address(split_address(path)[0], f"checkpoint-{step}")
         # The Trainer reads its state from a file. The rest is loaded by on_train_begin, when there is an optimizer.
         self._folder = tempfile.TemporaryDirectory(prefix="cairn-resume-")
         with open(os.path.join(self._folder.name, _STATE_FILE), "w", encoding="utf-8") as f:
@@ -151,7 +154,7 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _check(args, self.run, kwargs["optimizer"])
-        if self._asked is None and getattr(args.save_strategy, "value", args.save_strategy) == "best":
+        if self._owner is None and getattr(args.save_strategy, "value", args.save_strategy) == "best":
             raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer "
                                       "saves the model itself: use cairn.transformers.Trainer, or 'steps' or 'epoch' "
                                       "with load_best_model_at_end", ("storage.options",))
@@ -164,6 +167,8 @@ class CheckpointCallback(transformers.TrainerCallback):
             raise errors.OptionsError("what CheckpointCallback.resume returns is for "
                                       "trainer.train(resume_from_checkpoint=…)",
                                       ("storage.options",))
+        if args.load_best_model_at_end:
+            state.best_model_checkpoint = self._best  # which the Trainer has forgotten if it is a URL
         optimizer = kwargs["optimizer"]
         load_into([kwargs["model"]], [_bare(optimizer)], path)
         rest = load_whole(path, keys=("scheduler", "scaler", "random"))
@@ -177,8 +182,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._save(args, state, kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if self._asked is not None:
-            self._asked._push_exported(wait=False)
+        if self._owner is not None:
+            self._owner._push_exported(wait=False)
         return self._claim(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -189,8 +194,8 @@ class CheckpointCallback(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._save(args, state, kwargs)
         self._settle(last=True)
-        if self._asked is not None:
-            self._asked._push_exported(wait=True)
+        if self._owner is not None:
+            self._owner._push_exported(wait=True)
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
@@ -199,7 +204,7 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def _claim(self, control: Any) -> Any:
         """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
-        if self._asked is None:
+        if self._owner is None:
             self._due = self._due or control.should_save
             control.should_save = False
         return control
@@ -227,7 +232,7 @@ class CheckpointCallback(transformers.TrainerCallback):
             scaler = getattr(optimizer, "scaler", None)
             whole["scheduler"] = kwargs["lr_scheduler"].state_dict()
             whole["scaler"] = None if scaler is None else scaler.state_dict()
-            whole["trainer"] = json.dumps(dataclasses.asdict(state))
+            whole["trainer"], whole["best"] = json.dumps(dataclasses.asdict(state)), self._best
         self._handle = async_save_whole(whole, target, state.global_step, alone=False,
                                         may_differ=has_buffers([kwargs["model"]]), metrics=_metrics(state),
                                         overwrite=self.overwrite or None)
@@ -237,8 +242,8 @@ class CheckpointCallback(transformers.TrainerCallback):
             self._remover.note_save(self._handle)
             self._remover.begin(self._handle, functools.partial(self._old, self._handle, args.save_total_limit,
                                                                 split_address(self._best or "")[1]))
-        if self._asked is not None:
-            self._asked._export(self._handle)
+        if self._owner is not None:
+            self._owner._export(self._handle)
 
     def _load_best(self, trainer: transformers.Trainer) -> None:
         """Loads the model of the best checkpoint, in place of the Trainer. All ranks call it."""
@@ -301,7 +306,7 @@ class Trainer(transformers.Trainer):
         found = [c for c in self.callback_handler.callbacks if isinstance(c, CheckpointCallback)]
         self.checkpoints = found[0] if found else CheckpointCallback()
         """It decides where checkpoints are, and which of them to go on with."""
-        self.checkpoints._asked = self
+        self.checkpoints._owner = self
         if not found:
             self.add_callback(self.checkpoints)
         self._exporting: _Export | None = None
@@ -525,10 +530,13 @@ def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
     """Returns Trainer.train for Trainers that may have a CheckpointCallback."""
     @functools.wraps(train)
     def resuming(self: transformers.Trainer, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, CheckpointCallback):
-                resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
-                self._load_best_model = functools.partial(callback._load_best, self)
+        callbacks = [c for c in self.callback_handler.callbacks if isinstance(c, CheckpointCallback)]
+        if len(callbacks) > 1:
+            raise errors.OptionsError("the Trainer has several callbacks of cairn.transformers.CheckpointCallback",
+                                      ("storage.options",))
+        for callback in callbacks:
+            resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
+            self._load_best_model = functools.partial(callback._load_best, self)
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     resuming._cairn = True  # type: ignore[attr-defined]

@@ -2,9 +2,6 @@
 
 import os
 
-import cairn
-import cairn.torch
-
 
 def write_metrics(report, path):
     """Writes the report of a save as a file of Prometheus' text format, for the textfile collector of node_exporter."""

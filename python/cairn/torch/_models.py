@@ -52,8 +52,8 @@ def load_into(models: list[Any], optimizers: list[Any], path: str) -> None:
     numbers: dict[str, str] = {}  # of parameters in the checkpoint, by their names in the state
     named: list[tuple[Any, Any, str, str, list[Any]]] = []
     for m, model, o, optimizer in _pairs(models, optimizers):
-        numbered = any(re.fullmatch(rf"{o}\.state\.\d+\.[^.]+", name) for name in held)  # not "0.weight.step"
-        by_name = not numbered and any(name.startswith(f"{o}.state.") for name in held)
+        by_number = any(re.fullmatch(rf"{o}\.state\.\d+\.[^.]+", name) for name in held)  # not "0.weight.step"
+        by_name = not by_number and any(name.startswith(f"{o}.state.") for name in held)
         if model is None or optimizer is None or not (is_sharded(model) or by_name):
             state |= {k: v for k, v in ((m, model), (o, optimizer)) if v is not None}
             continue
@@ -61,7 +61,7 @@ def load_into(models: list[Any], optimizers: list[Any], path: str) -> None:
 
         state[m], state[o] = get_state_dict(model, optimizer)
         params = [group.pop("params") for group in state[o]["param_groups"]]
-        if numbered:
+        if by_number:
             order = enumerate(itertools.chain(*params))
             numbers |= {f"{o}.state.{name}": f"{o}.state.{i}" for i, name in order}
         named.append((model, optimizer, m, o, params))
