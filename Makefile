@@ -20,6 +20,8 @@ ROUNDS ?= 1000
 # The PyTorch of "make test": TORCH names one, or it is one that is there. If NEED_TORCH is set
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
 NEED_TORCH ?=
+# The frameworks with which "make test" trains, if its PyTorch is in a Debian system. "make interop" has all of them.
+BESIDE = megatron
 # The browser of "make test": CHROMIUM names one, or it is one that is there. If NEED_BROWSER is
 # set and there is none, "make test" installs Debian's, and fails if the tests cannot run.
 NEED_BROWSER ?=
@@ -101,6 +103,7 @@ web-programs test-torch: $(if $(RESULTS),vet)
 
 test-torch: torch gotest
 	@test -e $(BIN)/torch || { cat $(BIN)/torch.log; exit 1; }
+	@for t in $$(cat $(BIN)/torch); do interop/beside "$$t" $(BESIDE) || true; done
 	CAIRN_INTEROP_TORCH="$$(cat $(BIN)/torch)" $(GOTEST) $(if $(NEED_TORCH),-all) -- \
 		-run '^TestInterop$$' -vet=off -count=1 -tags=$(TAGS),interop -timeout $(TIMEOUT) ./interop
 

@@ -1,11 +1,13 @@
-"""Megatron-core saves and loads with cairn.megatron, as Megatron-LM does it: its functions and queues are the real ones."""
+"""Megatron-core saves and loads with cairn.megatron. Its functions and queues are the real ones."""
 
+import importlib
 import inspect
 import os
 import signal
 import time
 import types
-import warnings
+
+import with_megatron as job  # isort: skip -- first, because of its stand-ins for what needs a GPU
 
 import numpy
 import torch
@@ -20,7 +22,6 @@ from megatron.core.safe_globals import register_safe_globals
 
 import cairn
 import cairn.megatron
-import with_megatron as job
 
 TRACKER = "latest_checkpointed_iteration.txt"
 FORM = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -49,7 +50,8 @@ def state_of(chunks, optimizer, metadata, loading, iteration):
 
 def save(run, sizes, steps=2, how="sync", form=None, options=None):
     """Saves a job after some steps. With how="kill", the ranks die when the state is copied aside."""
-    job.start(**sizes)
+    if not job.parallel_state.model_parallel_is_initialized():
+        job.start(**sizes)
     chunks, optimizer = begun(sizes, steps=steps)
     metadata = {**job.METADATA, **(form or FORM)}
     folder = os.path.join(run, f"iter_{steps:07}")
@@ -78,6 +80,108 @@ def save(run, sizes, steps=2, how="sync", form=None, options=None):
     while not queue.maybe_finalize_async_calls():
         time.sleep(0.01)
     queue.close()
+
+
+def files_of(run):
+    return sorted(name for name in os.listdir(run) if name.startswith("iter_"))
+
+
+def one_fails(run, sizes):
+    """A save fails on one rank: before anything is staged, and after that. It is an error on all ranks, and the
+    checkpoint before it stays the newest. Returns the problems of all ranks.
+    """
+    save(run, sizes)
+    found = []
+    rank = dist.get_rank()
+    for how in ("describe", "saver"):
+        chunks, optimizer = begun(sizes, steps=3)
+        state = state_of(chunks, optimizer, {**job.METADATA, **FORM}, False, 3)
+        if how == "describe" and rank == 1:
+            state["rng_state"].data = [lambda: 0]
+        folder = os.path.join(run, "iter_0000003")
+        os.makedirs(folder, exist_ok=True)
+        queue = AsyncCallsQueue()
+        begin = time.monotonic()
+        try:
+            request = dist_checkpointing.save(state, folder, cairn.megatron.SaveStrategy(), async_sharded_save=True,
+                                              validate_access_integrity=False, **MCORE)
+            if rank == 1:
+                cairn.torch._job.job().saver.process.kill()
+            queue.schedule_async_request(request)
+            while queue.get_num_unfinalized_calls():
+                queue.maybe_finalize_async_calls()
+                time.sleep(0.01)
+            found.append(f"{how}: no error")
+        except cairn.CairnError:
+            pass
+        if time.monotonic() - begin > 100:
+            found.append(f"{how}: the error came after {time.monotonic() - begin:.0f} seconds")
+        if os.path.exists(os.path.join(folder, "metadata.json")):
+            found.append(f"{how}: the failed save looks like a checkpoint")
+    if cairn.megatron.finish(run) != 2:
+        found.append("the newest checkpoint is not the one before")
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, found)
+    return sum(every, [])
+
+
+def installed(run, sizes):
+    """What Megatron saves and loads without a strategy is cairn's. A checkpoint of Megatron itself loads, too."""
+    job.start(**sizes)
+    want, found = job.live(*begun(sizes)), []
+    metadata = {**job.METADATA, **FORM}
+    for name in ("stock", "cairn"):
+        if name == "cairn":
+            cairn.megatron.install()
+        folder = os.path.join(run, name)
+        if dist.get_rank() == 0:
+            os.makedirs(folder, exist_ok=True)
+        dist.barrier()
+        dist_checkpointing.save(state_of(*begun(sizes), metadata, False, 2), folder, content_metadata=metadata)
+        if os.path.exists(os.path.join(folder, "cairn.json")) != (name == "cairn"):
+            found.append(f"{name}: {os.listdir(folder)}")
+    for name in ("stock", "cairn"):
+        folder = os.path.join(run, name)
+        chunks, optimizer = begun(sizes, "other")
+        metadata = dist_checkpointing.load_content_metadata(folder)
+        got = dist_checkpointing.load(state_of(chunks, optimizer, metadata, True, None), folder, strict="raise_all")
+        job.give(chunks, optimizer, got)
+        found += [f"{name}: {problem}" for problem in job.compared(want, job.live(chunks, optimizer))[:3]]
+    tensors = dist_checkpointing.load_tensors_metadata(os.path.join(run, "cairn"))
+    if {k: t.global_shape for k, t in tensors.items()} != {
+            k: t.global_shape for k, t in dist_checkpointing.load_tensors_metadata(os.path.join(run, "stock")).items()}:
+        found.append("other tensors")
+    return found
+
+
+def in_a_run(run, sizes):
+    """Saves to a run with a policy and a remote place."""
+    found = []
+    kept = cairn.Run(run, keep="last 1", remote=f"{run}-remote", keep_remote="last 2")
+    for steps in (1, 2, 3):
+        save(run, sizes, steps, "async", options={"run": kept})
+    want = (["iter_0000002", "iter_0000003"],) * 2  # a save leaves the checkpoint before it
+    end = time.monotonic() + 100
+    while dist.get_rank() == 0 and (got := (files_of(run), files_of(f"{run}-remote"))) != want:
+        if time.monotonic() > end:
+            found.append(f"the run and its remote place have {got}")
+            break
+        time.sleep(0.1)
+    cairn.torch.close()
+    return found
+
+
+def other_versions():
+    """A release that was not tested is refused."""
+    version = cairn.megatron._core.__version__
+    cairn.megatron._core.__version__ = "0.99.1"
+    try:
+        importlib.reload(cairn.megatron)
+    except cairn.OptionsError as e:
+        return [] if "0.19" in str(e) and "0.99.1" in str(e) else [str(e)]
+    finally:
+        cairn.megatron._core.__version__ = version
+    return ["no error"]
 
 
 def killed(run, ranks, **more):

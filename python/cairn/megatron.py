@@ -25,13 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron import core
-from megatron.core.dist_checkpointing import core as _config
-from megatron.core.dist_checkpointing import serialization
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica
-from megatron.core.dist_checkpointing.strategies import async_utils
-from megatron.core.dist_checkpointing.strategies import torch as _stock
+from megatron import core as _core
 
 import cairn
 import cairn.torch
@@ -39,8 +33,9 @@ from cairn import _wait, errors
 from cairn._address import address_of
 from cairn._request import SaveRequest
 from cairn.runs import Run
+from cairn.torch._description import State
 from cairn.torch._handle import Handle
-from cairn.torch._job import broadcast
+from cairn.torch._job import Job, broadcast
 from cairn.torch._remembered import describe
 from cairn.torch._save import begin
 from cairn.torch._state import StateDict
@@ -49,23 +44,20 @@ from cairn.torch._whole import load_whole
 TESTED = ("0.16", "0.17", "0.18", "0.19")
 """The releases of Megatron-core that this module was tested with."""
 
+if ".".join((_version := str(getattr(_core, "__version__", "unknown"))).split(".")[:2]) not in TESTED:
+    raise errors.OptionsError(f"cairn.megatron was tested with Megatron-core {', '.join(TESTED)}, and not with "
+                              f"{_version}: install one of these, or save without cairn", ("storage.options",))
+
+from megatron.core.dist_checkpointing import core as _config  # noqa: E402 -- other releases may have other modules
+from megatron.core.dist_checkpointing.dict_utils import nested_values  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, is_main_replica  # noqa: E402
+from megatron.core.dist_checkpointing.strategies import async_utils, torch as _stock  # noqa: E402
+
 _BACKEND = "cairn"  # in the file by which Megatron recognises a checkpoint
 _COMMON_FILE = "common.pt"
 _TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _COMMON = "common_state"  # the key of the state that is not sharded, since 0.19
 _KEYS = "cairn.megatron.common"  # the value with the keys of that state
-_NAMES = ("TorchDistSaveShardedStrategy", "TorchDistLoadShardedStrategy")
-
-
-def _check_version() -> None:
-    version = str(getattr(core, "__version__", "unknown"))
-    if ".".join(version.split(".")[:2]) not in TESTED:
-        raise errors.OptionsError(f"cairn.megatron was tested with Megatron-core {', '.join(TESTED)}, and not with "
-                                  f"{version}: install one of these, or save in the format torch_dist without cairn",
-                                  ("storage.options",))
-
-
-_check_version()
 
 
 class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
@@ -75,23 +67,19 @@ class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
     checkpoint is complete on all ranks. If a save fails on one rank, it fails on all.
 
     run is the :class:`cairn.Run` in whose folder Megatron saves: then its policy decides which checkpoints are kept,
-    saves store what has changed, and checkpoints are uploaded to its remote place. remote is the address of a folder
-    to which each checkpoint is uploaded, if there is no run. A save replaces the checkpoint that Megatron
-    has saved under the same iteration before, when the new one is complete.
+    saves store what has changed, and checkpoints are uploaded to its remote place. Without a run, a save replaces the
+    checkpoint that Megatron has saved under the same iteration before, when the new one is complete.
     """
 
     run: Run | None = None
-    remote: str | None = None
 
-    def __init__(self, *args: Any, run: Run | None = None, remote: str | os.PathLike[str] | None = None,
-                 **kwargs: Any) -> None:
+    def __init__(self, *args: Any, run: Run | None = None, **kwargs: Any) -> None:
         if "backend" in kwargs or args:
             super().__init__(*args, **kwargs)
         else:
             super().__init__("torch_dist", 1, **kwargs)
         self.backend = _BACKEND
         self.run = run or self.run
-        self.remote = self.remote if remote is None else address_of(remote)
 
     def save(self, sharded_state_dict: StateDict, checkpoint_dir: str | os.PathLike[str]) -> None:
         """Saves a state. It returns when the checkpoint is complete."""
@@ -102,28 +90,29 @@ class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
         """Copies a state aside, and returns the request with which Megatron waits for the checkpoint."""
         handle, folder, common = self._begin(sharded_state_dict, checkpoint_dir)
         # Megatron asks a process of its own whether the save is over, which sees no futures: only this file.
-        under_way = tempfile.NamedTemporaryFile(prefix="cairn-save-", delete=False)
-        under_way.close()
-        handle.add_done_callback(lambda _: os.unlink(under_way.name))
-        return _request_class(async_strategy)(_wait.until_gone, (under_way.name, os.getpid()),
+        fd, under_way = tempfile.mkstemp(prefix="cairn-save-")
+        os.close(fd)
+        handle.add_done_callback(lambda _: os.unlink(under_way))
+        return _request_class(async_strategy)(_wait.until_gone, (under_way, os.getpid()),
                                               [lambda: _complete(handle, folder, common)])
 
     def _begin(self, sharded_state_dict: StateDict,
                checkpoint_dir: str | os.PathLike[str]) -> tuple[Handle, str, StateDict]:
         """Begins a save. It returns the folder, and the state that is not sharded, on rank 0."""
         folder = address_of(checkpoint_dir)
-        state, common = _saved(sharded_state_dict)
-        if not common and dist.get_rank() == 0:
-            # Before 0.19 Megatron has written the file already.
-            with contextlib.suppress(FileNotFoundError):
-                common = torch.load(os.path.join(folder, _COMMON_FILE), map_location="cpu", weights_only=False)
-        state.update({**common, _KEYS: sorted(map(str, common))} if common else {})
-        target: Any = self.run.find(folder) if self.run is not None else None
-        name = os.path.basename(folder)
-        request = SaveRequest(path=target or folder, step=_iteration(name), overwrite=True,
-                              remote=None if target or self.remote is None else f"{self.remote}/{name}")
-        handle = begin(request, lambda j: describe(j, state, False, whole=True))
-        return handle, folder, common
+        target: Any = self.run.find(folder) if self.run is not None else folder
+        if target is None:
+            raise errors.OptionsError(f"{folder} is not a folder of the run of this strategy", ("storage.options",))
+        common: StateDict = {}
+
+        def describes(j: Job) -> State:  # an error of one rank is one on all
+            state, found = _saved(sharded_state_dict)
+            common.update(found or (_take_common(folder) if dist.get_rank() == 0 else {}))
+            return describe(j, {**state, **common, **({_KEYS: sorted(map(str, common))} if common else {})}, False,
+                            whole=True)
+
+        request = SaveRequest(path=target, step=_iteration(os.path.basename(folder)), overwrite=True)
+        return begin(request, describes), folder, common
 
 
 class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
@@ -159,7 +148,8 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
                 if shapes is None:
                     with cairn.open(address_of(checkpoint_dir)) as c:
                         shapes = c.shapes()
-                shape, t = _overlap(shapes[part.key], at, t)
+                shape = tuple(shapes[part.key])
+                at, t = _overlap(shape, at, t)
             held = shards.setdefault(part.key, cairn.torch.Shards(shape)).parts
             shards[part.key] = cairn.torch.Shards(shape, [*held, (at, t)])
         state.update(shards)
@@ -190,28 +180,37 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
     def remove_sharded_tensors(self, checkpoint_dir: str, key_prefix: str) -> None:
         """Removes tensors of a checkpoint that Megatron has saved. Those of cairn are not changed."""
         if _is_ours(checkpoint_dir):
-            raise errors.OptionsError(f"{checkpoint_dir} is a checkpoint of cairn, which nothing changes: copy the rest "
-                                      f"of it, with cairn convert --drop '{key_prefix}*'", ("storage.options",))
+            raise errors.OptionsError(f"{checkpoint_dir} is a checkpoint of cairn, which nothing changes: copy the "
+                                      f"rest of it, with cairn convert --exclude '{key_prefix}*'",
+                                      ("storage.options",))
         super().remove_sharded_tensors(checkpoint_dir, key_prefix)
 
 
-def install(*, run: Run | None = None, remote: str | os.PathLike[str] | None = None,
-            allow_pickle: bool = False) -> None:
+_base = sys.modules.get("megatron.core.dist_checkpointing.strategies.base")
+if hasattr(_base, "register_default_strategy"):  # until 0.16, which chooses by the backend that a checkpoint names
+    _base.register_default_strategy(_base.StrategyAction.LOAD_SHARDED, _BACKEND, 1,  # type: ignore[union-attr]
+                                    LoadStrategy())
+
+with contextlib.suppress(ImportError):  # Bridge refuses classes of packages that it does not know
+    from megatron.bridge.utils.instantiate_utils import register_allowed_target_prefix
+
+    register_allowed_target_prefix("cairn")
+
+
+def install(*, run: Run | None = None, allow_pickle: bool = False) -> None:
     """Has Megatron, and what is built on it, save and load with cairn. All ranks call it before the training begins.
 
-    It replaces the classes of Megatron's format torch_dist in all modules that have imported them. run, remote and
-    allow_pickle are described at :class:`SaveStrategy` and :class:`LoadStrategy`. Another call replaces them.
+    It replaces the classes of Megatron's format torch_dist in all modules that have imported them. run and allow_pickle
+    are described at :class:`SaveStrategy` and :class:`LoadStrategy`. Another call replaces them.
     """
-    SaveStrategy.run, SaveStrategy.remote = run, None if remote is None else address_of(remote)
-    LoadStrategy.allow_pickle = allow_pickle
-    for name, ours in zip(_NAMES, (SaveStrategy, LoadStrategy)):
+    SaveStrategy.run, LoadStrategy.allow_pickle = run, allow_pickle
+    replaced: dict[str, type] = {"TorchDistSaveShardedStrategy": SaveStrategy,
+                                 "TorchDistLoadShardedStrategy": LoadStrategy}
+    for name, ours in replaced.items():
         theirs = ours.__mro__[1]
         for module in list(sys.modules.values()):
             if module is not sys.modules[__name__] and vars(module).get(name) is theirs:
                 setattr(module, name, ours)
-    strategies = sys.modules.get("megatron.core.dist_checkpointing.strategies.base")
-    if register := getattr(strategies, "register_default_strategy", None):  # until 0.16
-        register(strategies.StrategyAction.LOAD_SHARDED, _BACKEND, 1, LoadStrategy())  # type: ignore[union-attr]
 
 
 def finish(folder: str | os.PathLike[str]) -> int | None:
@@ -302,11 +301,13 @@ def _fill(part: ShardedTensor) -> None:
         part.data.zero_()
 
 
-def _overlap(shape: tuple[int, ...], at: tuple[int, ...], t: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Returns the shape of the tensor in the checkpoint, and the elements of a part that it has."""
-    for axis, (begin, whole) in enumerate(zip(at, shape)):
-        t = t.narrow(axis, 0, max(0, min(t.shape[axis], whole - begin)))
-    return shape, t
+def _overlap(shape: tuple[int, ...], at: tuple[int, ...],
+             t: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Returns the elements of a part that a tensor of another shape has, and where they are."""
+    at = tuple(map(min, at, shape))
+    for axis, (first, whole) in enumerate(zip(at, shape)):
+        t = t.narrow(axis, 0, min(t.shape[axis], whole - first))
+    return at, t
 
 
 def _loaded(sharded: Any, values: Mapping[str, Any]) -> Any:
@@ -323,9 +324,24 @@ def _complete(handle: Handle, folder: str, common: StateDict) -> None:
     handle.result()
     if handle.path != folder:
         raise errors.ExistsError(f"{folder} has a checkpoint of another line of the run, which stays, and this one is "
-                                 f"in {handle.path}: Megatron does not find it there. Call cairn.megatron.finish before "
-                                 "a training, so that it goes on from the newest checkpoint", ("storage.exists",))
+                                 f"in {handle.path}: Megatron does not find it there. Call cairn.megatron.finish "
+                                 "before a training, so that it goes on from the newest checkpoint",
+                                 ("storage.exists",))
     broadcast("megatron", lambda: _write_common(folder, common) if common else None, folder)
+
+
+def _take_common(folder: str) -> StateDict:
+    """Returns the common state that Megatron has written before the rest, as it does before 0.19, without a file.
+
+    It is written again when the checkpoint is complete. Until then, the folder looks like one of another format.
+    """
+    path = os.path.join(folder, _COMMON_FILE)
+    try:
+        common: StateDict = torch.load(path, map_location="cpu", weights_only=False)  # of this process
+    except FileNotFoundError:
+        return {}
+    os.unlink(path)
+    return common
 
 
 def _write_common(folder: str, common: StateDict) -> None:
@@ -346,3 +362,22 @@ def _request_class(async_strategy: str) -> Any:
     """Returns the class of the requests that Megatron's queue takes."""
     choose = getattr(_stock, "get_async_strategy", None)  # since 0.18
     return async_utils.AsyncRequest if choose is None else choose(async_strategy)[1]["AsyncRequest"]
+
+
+def __getattr__(name: str) -> Any:
+    # Megatron-Bridge is not always there, and takes long to import.
+    if name != "CheckpointManager":
+        raise AttributeError(f"module 'cairn.megatron' has no attribute {name!r}")
+    from megatron.bridge.training import checkpointing
+
+    class CheckpointManager(checkpointing.DefaultCheckpointManager):  # type: ignore[misc]
+        """The checkpoint manager of Megatron-Bridge, with cairn. A script imports cairn.megatron, and its configuration
+        has ``checkpoint.custom_manager_class = "cairn.megatron.CheckpointManager"``.
+        """
+
+        def __init__(self, checkpoint_config: Any) -> None:
+            install(run=SaveStrategy.run, allow_pickle=LoadStrategy.allow_pickle)
+            super().__init__(checkpoint_config)
+
+    globals()[name] = CheckpointManager
+    return CheckpointManager

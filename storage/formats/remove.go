@@ -24,9 +24,15 @@ const (
 	maxConfig  = 16 << 20
 )
 
+// megatronKeys is a value that cairn.megatron adds to a native checkpoint. It also writes
+// megatronFiles beside the checkpoint, in which Megatron looks for a part of the contents.
+const megatronKeys = "cairn.megatron.common"
+
+var megatronFiles = []string{"metadata.json", "common.pt"}
+
 // Remove removes the checkpoint at the root of store, in any format: its files, its notes, the
-// files of torch.save that libraries write beside a model, such as optimizer.pt, and the
-// config.json of cairn.transformers. Other files in the folder stay. If the folder is empty then,
+// files of torch.save that libraries write beside a model, such as optimizer.pt, the
+// config.json of cairn.transformers and the files of cairn.megatron. Other files in the folder stay. If the folder is empty then,
 // Remove removes it.
 //
 // The removal is one atomic step for readers: until then they see the whole checkpoint, and
@@ -142,6 +148,15 @@ func removal(ctx context.Context, store blob.Store) (*commit.Removal, error) {
 		data, err := blob.ReadAll(ctx, store, configFile, maxConfig)
 		if err == nil && bytes.Contains(data, []byte(configMark)) { // a file that cannot be read stays
 			files[configFile] = true
+		}
+	}
+	if md, err := c.Metadata(ctx); err == nil && format == Native {
+		if _, ok := md.Find(megatronKeys); ok {
+			for _, name := range megatronFiles {
+				if _, ok := all[name]; ok {
+					files[name] = true
+				}
+			}
 		}
 	}
 

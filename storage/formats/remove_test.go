@@ -11,9 +11,12 @@ import (
 	"github.com/cairn-ckpt/cairn/blob"
 	"github.com/cairn-ckpt/cairn/blob/file"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
 	"github.com/cairn-ckpt/cairn/storage/formats"
+	"github.com/cairn-ckpt/cairn/storage/native"
 	"github.com/cairn-ckpt/cairn/storage/storagetest"
+	"github.com/cairn-ckpt/cairn/tensor"
 )
 
 // removable is a checkpoint that tests remove.
@@ -64,6 +67,20 @@ func removables() map[string]removable {
 			storagetest.Put(t, s, name, []byte("{}"))
 		}
 	}}
+	for name, key := range map[string]string{"native of cairn.megatron": "cairn.megatron.common", "native, with files of Megatron": "other"} {
+		r := removable{make: func(t testing.TB, dir string) {
+			s := must.Get(file.Open(dir, &file.Options{NoSync: true}))(t)
+			state := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{4}, 1), key: []any{"args"}}
+			must.Do(t, storagetest.Save(t.Context(), (&storagetest.Setup{Format: native.Format{}}).At(s), storagetest.Storage("a", 1, 1), state))
+			for _, name := range []string{"common.pt", "metadata.json", "notes.txt"} {
+				storagetest.Put(t, s, name, []byte("{}"))
+			}
+		}, beside: []string{"common.pt", "metadata.json", "notes.txt"}}
+		if key != "other" {
+			r.beside = []string{"notes.txt"}
+		}
+		out[name] = r
+	}
 	out["hf, an index of files without numbers"] = removable{make: func(t testing.TB, dir string) {
 		copyFixture(t, "torch-2.14/safetensors", dir)
 		index := filepath.Join(dir, "model.safetensors.index.json")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/storage/torchfile"
+	"github.com/cairn-ckpt/cairn/value"
 )
 
 // ConfigName is the file by which Megatron recognises a checkpoint of its format torch_dist.
@@ -111,6 +112,9 @@ var optimizerObject = regexp.MustCompile(`^(?:chained_([0-9]{1,6})\.)?optimizer\
 func (c *Common) Add(name string, path meta.Path, v any) (bool, error) {
 	if m := optimizerObject.FindStringSubmatch(name); m != nil {
 		list, ok := v.([]any)
+		if t, is := v.(value.Tuple); is { // cairn.megatron saves one
+			list, ok = t, true
+		}
 		if !ok || len(list) != 1 {
 			return false, fmt.Errorf("%q is no list of one object", name)
 		}

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from cairn.torch.dcp import Reader, Stager, Writer
 
 __all__ = ["Follower", "Handle", "LazyWeights", "PerRank", "Preemption", "Prepared", "RandomState", "Reader", "Shards",
-           "Stager", "Writer", "async_save", "close", "follow", "load", "on_signal", "prepare", "publish", "save", "weights"]
+           "Stager", "Writer", "async_save", "close", "follow", "load", "on_signal", "prepare", "publish", "save",
+           "weights"]
 
 
 def __dir__() -> list[str]:

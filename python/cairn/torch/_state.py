@@ -200,7 +200,7 @@ class Shards:
         """Where each part begins, and its elements."""
         for at, t in self.parts:
             inside = len(at) == t.dim() == len(self.shape) and all(
-                0 <= begin and begin + n <= whole for begin, n, whole in zip(at, t.shape, self.shape))
+                begin >= 0 and begin + n <= whole for begin, n, whole in zip(at, t.shape, self.shape))
             if not inside or t.dtype != self.parts[0][1].dtype:
                 raise errors.StateError(f"a {t.dtype} of the shape {list(t.shape)} at {list(at)} is not a part of a "
                                         f"{self.parts[0][1].dtype} of the shape {list(self.shape)}", ("plan.state",))
@@ -239,7 +239,8 @@ def parts(leaf: Leaf) -> list[Part] | None:
     v = leaf.value
     whole: Any = v  # of classes that not every build of torch has
     if isinstance(v, Shards):
-        return [Part(list(v.shape), p.local, list(at)) for at, t in v.parts for p in parts(Leaf(leaf.name, None, t)) or ()]
+        return [Part(list(v.shape), p.local, list(at)) for at, t in v.parts
+                for p in parts(Leaf(leaf.name, None, t)) or ()]
     if not isinstance(v, torch.Tensor):
         return None
     if torch.nn.parameter.is_lazy(v):
