@@ -7,9 +7,7 @@ import sys
 import ray
 import ray.train
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-PATHS = [HERE, os.path.join(HERE, "examples")]
-sys.path += PATHS
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "examples"))
 
 import ray_train
 
@@ -32,8 +30,9 @@ def dying(config):
 
 
 def main():
+    paths = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(ray_train.__file__), os.environ["PYTHONPATH"]]
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20,
-             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([*PATHS, os.environ["PYTHONPATH"]]),
+             runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths),
                                        "CAIRN_ARENA_BYTES": str(64 << 20)}})
     mark = os.path.abspath(sys.argv[1]) + "-mark"
     loop = ray_train.train if KILL is None else lambda config: dying({**config, "kill": KILL, "mark": mark})

@@ -1,4 +1,4 @@
-"""Trainings with python/examples/swift_plugin.py. ms-swift loads it, and its callback goes to a Trainer of transformers."""
+"""Trainings with python/examples/swift_plugin.py: ms-swift loads it, and its callback goes to a stock Trainer."""
 
 import os
 
@@ -14,7 +14,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def train(folder, stop=None, how=None):
     """Trains with the callback that the plug-in has registered."""
     import_external_file(os.path.join(HERE, "examples", "swift_plugin.py"))
-    return with_transformers.train(folder, stop=stop, how=how, stock=True, callbacks=[callbacks_map["cairn"](None, None)])
+    callback = callbacks_map["cairn"](None, None)
+    return with_transformers.train(folder, stop=stop, how=how, stock=True, callbacks=[callback])
 
 
 def resumed(folder):
