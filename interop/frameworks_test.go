@@ -123,6 +123,8 @@ var frameworks = []testCase{
 	{name: "Hugging Face: the Trainer of cairn saves and loads the best model, as the Trainer itself", needs: "transformers", slow: true, run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.best", args{"folder": r.there("run")})
 		r.frameworks().nothing("with_transformers.best_at_end", args{"folder": r.there("end"), "own": true})
+		r.frameworks().nothing("with_transformers.best_goes_on", args{"folder": r.there("goes-on"), "own": true})
+		r.frameworks().nothing("with_transformers.best_goes_on", args{"folder": r.there("callback")})
 		r.frameworks().nothing("with_transformers.unsaved_best", args{"folder": r.there("unsaved")})
 		r.frameworks().nothing("with_transformers.callbacks_go_on", args{"folder": r.there("callbacks")})
 		ddp(r, "with_transformers.best", nil)

@@ -200,6 +200,23 @@ def best(folder, ranks=1, **more):
     return wrong
 
 
+def best_goes_on(folder, **more):
+    """A training that is resumed keeps the best checkpoint of before, and loads it at the end. Returns the problems."""
+    trainers = []
+    options = {"trainers": trainers, "evaluates": True, "load_best_model_at_end": True, "eval_strategy": "steps",
+               "eval_steps": 4, "metric_for_best_model": "eval_loss", "greater_is_better": True, "save_total_limit": 1,
+               **more}
+    train(folder + "/undisturbed", **options)
+    train(folder + "/run", stop=10, **options)
+    train(folder + "/run", resume="call", **options)
+    want, got = trainers[0].model.state_dict(), trainers[2].model.state_dict()
+    wrong = [name for name in want if not torch.equal(want[name], got[name])]
+    left = sorted(name for name in os.listdir(folder + "/run") if "checkpoint" in name)
+    if left != [os.path.basename(trainers[0].state.best_model_checkpoint)]:
+        wrong.append(f"save_total_limit=1 left {left}")
+    return wrong
+
+
 def unsaved_best(folder):
     """The best model is one of a step without a save: the Trainer loads none. Returns the problems."""
     trainers = []

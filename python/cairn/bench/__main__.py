@@ -26,6 +26,7 @@ publish      versions of weights of which 1 % of the elements change: from publi
 memory       saves to the memory of 2 hosts, which are processes of this one: the stall beside a copy and a save to
              a folder, the time until the copies are complete, and from the start of processes to their loaded
              state, from memory and from the disk. It needs 4.1 times --gib in CAIRN_MEMORY, or /dev/shm
+frameworks   background saves and loads of frameworks that are installed, by their own checkpoints and by cairn's plugs
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import time
 from collections.abc import Iterator
 from typing import TypedDict
 
-from cairn.bench import hosts, publish, share, steps, table, weights
+from cairn.bench import frameworks, hosts, publish, share, steps, table, weights
 from cairn.errors import CairnError
 
 EXAMPLES = """examples:
@@ -52,13 +53,14 @@ EXAMPLES = """examples:
   python -m cairn.bench --only weights,share         loads of servers
   python -m cairn.bench --only publish               versions of weights
   python -m cairn.bench --only memory --gib 1        checkpoints in memory
+  python -m cairn.bench --only frameworks            Megatron-core, if it is installed
   python -m cairn.bench --json > result.json
 """
 
 ROWS = {"floor": table.FLOOR, "dcp": table.DCP, "tuned": table.TUNED, "safetensors": table.SAFETENSORS,
         "cairn": table.CAIRN}
 
-MORE = ["weights", "share", "publish", "memory"]  # that --only names
+MORE = ["weights", "share", "publish", "memory", "frameworks"]  # that --only names
 
 COLUMNS: list[tuple[table.Figure, str]] = [
     ("stall_gbs", "stall GB/s"), ("durable_gbs", "durable GB/s"), ("load_cold_gbs", "load cold"),
@@ -94,6 +96,7 @@ class Result(TypedDict, total=False):
     share: share.Found
     publish: publish.Found
     memory: hosts.Found
+    frameworks: frameworks.Found
     goals: list[Goal]
 
 
@@ -180,6 +183,8 @@ def measure(args: argparse.Namespace) -> Result:
             empty(folder)
         if "memory" in args.rows:
             result["memory"] = hosts.Hosts(torch, device, size, folder, args.repeat, say).run()
+        if "frameworks" in args.rows:
+            result["frameworks"] = frameworks.Frameworks(torch, device, size, folder, args.repeat, say).run()
     except hosts.NoRoom as e:
         raise Trouble(str(e)) from None
     except torch.OutOfMemoryError as e:
@@ -275,6 +280,10 @@ def more_goals(result: Result, device: str) -> Iterator[Goal]:
         yield asked("publish: stall, GB/s", found["stall_gbs"], 40)
         yield asked("publish: applied / full transfer", found["applied_of_full"], most=0.25)
         yield asked("publish: pause, s", found["pause_seconds"], most=0.1)
+    for name, rows in result.get("frameworks", {}).get("rows", {}).items():
+        own, ours = (row for by, row in sorted(rows.items(), key=lambda item: item[0] == "cairn"))
+        for key in ("stall", "complete", "resume"):
+            yield goal(f"{name}: {key} / its own, in time", ours[key] / own[key])
     if kept := result.get("memory"):
         saves = kept["saves"]
         yield asked(f"memory: stall / {'pinned' if device == 'cuda' else 'plain'} copy",
@@ -314,6 +323,8 @@ def show(result: Result) -> None:
         publish.show(result["publish"])
     if "memory" in result:
         hosts.show(result["memory"])
+    if "frameworks" in result:
+        frameworks.show(result["frameworks"])
     if result["goals"]:
         print("\nratios of this run"
               + (", and the goals of cairn" if any(g["met"] is not None for g in result["goals"]) else ""))
