@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import pathlib
 import signal
 import time
 import types
@@ -44,7 +45,8 @@ def state_of(chunks, optimizer, metadata, loading, iteration):
     random = {"numpy": numpy.random.get_state(), "torch": torch.get_rng_state(), "of": rank}
     state["rng_state"] = ShardedObject("rng_state", [random], (ranks,), (rank,))
     if not loading:
-        state.update(args=types.SimpleNamespace(ranks=ranks, rate=0.1), iteration=iteration, checkpoint_version=3.0)
+        args = types.SimpleNamespace(ranks=ranks, rate=0.1, dtype=torch.bfloat16, folder=pathlib.Path("x"))
+        state.update(args=args, iteration=iteration, checkpoint_version=3.0)
     return state
 
 

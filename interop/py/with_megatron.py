@@ -8,25 +8,13 @@ a job with other parallel sizes has the same states after the same steps, and it
 import contextlib
 import hashlib
 import os
-import sys
 import types
 
-import functorch.compile  # noqa: F401 -- it must not see the stand-in for triton
+import no_triton  # noqa: F401 -- before Megatron
+
+# isort: split
 import torch
-import torch._dynamo
-import torch._inductor.compile_fx
 import torch.distributed as dist
-
-
-class Triton(types.ModuleType):
-    """A stand-in for triton, whose kernels are not called."""
-
-    __version__ = "3.0.0"
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **_: args[0] if args and callable(args[0]) else lambda function: function
 
 
 def on_cpu(make):
@@ -66,8 +54,6 @@ def together(*_, **__):
     yield types.SimpleNamespace(wait=lambda: None)
 
 
-sys.modules["triton"] = Triton("triton")
-sys.modules["triton.language"] = sys.modules["triton"].language = Triton("triton.language")
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.synchronize = lambda *_: None
 torch.Tensor.cuda = lambda self, *_, **__: self

@@ -84,6 +84,9 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 		return nil, plan.Named(it.FQN(), err)
 	}
 
+	if b, ok := pickled(v); ok {
+		return b, nil
+	}
 	b, err := torchsave.Marshal(v)
 	if errors.Is(err, torchsave.ErrValue) {
 		return nil, &storage.NotRepresentable{FQN: it.FQN(), Why: err.Error()}
@@ -92,6 +95,17 @@ func encodeValue(it *plan.WriteItem, data []byte) ([]byte, error) {
 		return nil, plan.Named(it.FQN(), err)
 	}
 	return b, nil
+}
+
+// pickled returns the torch.save file inside of an object that the Python package could only
+// pickle.
+func pickled(v any) ([]byte, bool) {
+	o, ok := v.(*value.Object)
+	if !ok || o.Module != "cairn.torch" || o.Name != "Pickled" || len(o.Args) != 1 {
+		return nil, false
+	}
+	b, ok := o.Args[0].([]byte)
+	return b, ok
 }
 
 // spread distributes records over files: values one after the other, then tensors

@@ -129,7 +129,7 @@ func (c *Common) Add(name string, path meta.Path, v any) (bool, error) {
 		c.put(list[0], append(path, meta.Key(m[2])))
 		return true, nil
 	}
-	if strings.Contains(name, "/shard_") || len(path) == 0 {
+	if _, ok := pickled(v); ok || strings.Contains(name, "/shard_") || len(path) == 0 {
 		return false, nil
 	}
 	c.Paths, c.Values = append(c.Paths, path), append(c.Values, v)

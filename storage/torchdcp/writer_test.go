@@ -12,6 +12,7 @@ import (
 	"github.com/cairn-ckpt/cairn/blob/fault"
 	"github.com/cairn-ckpt/cairn/blob/mem"
 	"github.com/cairn-ckpt/cairn/internal/must"
+	"github.com/cairn-ckpt/cairn/internal/torchsave"
 	"github.com/cairn-ckpt/cairn/meta"
 	"github.com/cairn-ckpt/cairn/plan"
 	"github.com/cairn-ckpt/cairn/storage"
@@ -147,6 +148,21 @@ func TestWriterRefusesUnknownClasses(t *testing.T) {
 		it := &plan.WriteItem{Info: &plan.Info{FQN: "v", Codec: codec}, Kind: plan.KindBytes, Size: int64(len(data))}
 		if err := w.CheckValue(it, data); (err == nil) != ok || !ok && !errors.Is(err, storage.ErrNotRepresentable) {
 			t.Errorf("CheckValue(%v) = %v", v, err)
+		}
+	}
+}
+
+// An object that the Python package could only pickle is a file of torch.save already.
+func TestPickledObjects(t *testing.T) {
+	file := must.Get(torchsave.Marshal([]any{int64(7), "seven"}))(t)
+	state := plan.State{"v": &value.Object{Module: "cairn.torch", Name: "Pickled", Call: true, Args: value.Tuple{file}}}
+	if got := records(t, state, plain)["v"]; got != string(file) {
+		t.Errorf("the record is %q; want the pickle %q", got, file)
+	}
+	for _, args := range []value.Tuple{nil, {"text"}, {file, file}} {
+		state["v"] = &value.Object{Module: "cairn.torch", Name: "Pickled", Call: true, Args: args}
+		if err := plain.Save(t, new(mem.Store), "id", state); !errors.Is(err, storage.ErrNotRepresentable) {
+			t.Errorf("Save with the arguments %v = %v; want %v", args, err, storage.ErrNotRepresentable)
 		}
 	}
 }

@@ -280,10 +280,9 @@ def more_goals(result: Result, device: str) -> Iterator[Goal]:
         yield asked("publish: stall, GB/s", found["stall_gbs"], 40)
         yield asked("publish: applied / full transfer", found["applied_of_full"], most=0.25)
         yield asked("publish: pause, s", found["pause_seconds"], most=0.1)
-    for name, rows in result.get("frameworks", {}).get("rows", {}).items():
-        own, ours = (row for by, row in sorted(rows.items(), key=lambda item: item[0] == "cairn"))
-        for key in ("stall", "complete", "resume"):
-            yield goal(f"{name}: {key} / its own, in time", ours[key] / own[key])
+    if "frameworks" in result:
+        for name, ratio in frameworks.ratios(result["frameworks"]):
+            yield goal(name, ratio)
     if kept := result.get("memory"):
         saves = kept["saves"]
         yield asked(f"memory: stall / {'pinned' if device == 'cuda' else 'plain'} copy",

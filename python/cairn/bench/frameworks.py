@@ -136,6 +136,17 @@ class _Megatron:
         self.checkpointing.load(self.parts(), folder, self.loads)
 
 
+def ratios(found: Found) -> Iterator[tuple[str, float]]:
+    """Yields times of cairn in those of the framework itself."""
+    for name, rows in found["rows"].items():
+        ours = rows["cairn"]
+        for by, own in rows.items():
+            if by != "cairn":
+                yield f"{name}: stall / its own, in time", ours["stall"] / own["stall"]
+                yield f"{name}: complete / its own, in time", ours["complete"] / own["complete"]
+                yield f"{name}: resume / its own, in time", ours["resume"] / own["resume"]
+
+
 def show(found: Found) -> None:
     """Prints a table."""
     print(f"\nframeworks, a state of {found['bytes'] / 1e9:.2f} GB in a job of one rank, seconds:")

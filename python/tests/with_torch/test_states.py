@@ -31,6 +31,34 @@ class States(Case):
             "alone": noise((512, 512), "int32")[:, ::8], "bytes": base.view(torch.uint8)[3:9, 1:7],
         })
 
+    def test_shards(self):
+        whole = torch.arange(48, dtype=torch.float32, device=DEVICE).reshape(6, 8)
+        parts = [((0, 0), whole[:2]), ((2, 0), whole[2:, :3]), ((2, 3), whole[2:, 3:])]
+        for step in range(2):  # the second state is described as the first one
+            cairn.torch.save({"w": cairn.torch.Shards((6, 8), parts), "step": step}, self.path(f"{step}"))
+        want, got = whole.clone(), torch.zeros_like(whole)
+        cairn.torch.load({"w": got}, self.path("1"))
+        self.assertTrue(torch.equal(got, want))
+        pieces = [torch.zeros(3, 8, device=DEVICE), torch.zeros(3, 8, device=DEVICE, dtype=torch.float32)]
+        cairn.torch.load({"w": cairn.torch.Shards((6, 8), [((3, 0), pieces[1]), ((0, 0), pieces[0])])}, self.path("1"))
+        self.assertTrue(torch.equal(torch.cat(pieces), want))
+        # A value becomes a tensor under its name, and a tensor a value.
+        for n, w in enumerate((5, cairn.torch.Shards((6, 8), parts), 5)):
+            cairn.torch.save({"w": w}, self.path(f"turn-{n}"))
+        with cairn.open(self.path("turn-1"), framework="torch") as c:
+            self.assertTrue(torch.equal(c["w"].torch().to(DEVICE), want))
+        with cairn.open(self.path("turn-2")) as c:
+            self.assertEqual(c["w"], 5)
+
+    def test_shards_that_do_not_fit(self):
+        t = torch.zeros(2, 3, device=DEVICE)
+        for shape, parts in (((3, 3), [((2, 0), t)]), ((2, 3), [((0,), t)]), ((2, 3), [((-1, 0), t)]),
+                             ((4, 3), [((0, 0), t), ((2, 0), t.bfloat16())])):
+            with self.assertRaisesRegex(cairn.StateError, "is not a part of"):
+                cairn.torch.Shards(shape, parts)
+        with self.assertRaisesRegex(cairn.CairnError, "w"):  # the rest of it is nowhere
+            cairn.torch.save({"w": cairn.torch.Shards((3, 3), [((0, 0), t)])}, self.path())
+
     def test_lazy_views(self):
         z = torch.randn(33, 17, dtype=torch.complex64, device=DEVICE)
         self.round_trip({"conjugated": z.conj(), "negative": z.conj().imag, "both": z.t().conj()})
