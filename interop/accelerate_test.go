@@ -13,14 +13,14 @@ import (
 // load are those of a training that does not save, and those after a load of Accelerate itself.
 var accelerated = []testCase{
 	{name: "Accelerate: a save in the background, the process is killed, the training goes on", needs: "transformers", slow: true, run: func(r *rig) {
-		goesOn(r, 1, args{})
+		acceleratedOn(r, 1, args{})
 	}},
 	{name: "Accelerate: 2 ranks with DDP", needs: "transformers", slow: true, run: func(r *rig) {
-		goesOn(r, 2, args{"kind": "ddp"})
+		acceleratedOn(r, 2, args{"kind": "ddp"})
 	}},
 	{name: "Accelerate: 2 and 4 ranks with FSDP2", needs: "transformers", slow: true, run: func(r *rig) {
-		goesOn(r, 2, args{"kind": "fsdp"})
-		goesOn(r, 4, args{"kind": "fsdp"})
+		acceleratedOn(r, 2, args{"kind": "fsdp"})
+		acceleratedOn(r, 4, args{"kind": "fsdp"})
 	}},
 	{name: "Accelerate: from 2 ranks to 4 and to 1, with DDP, FSDP2 and without", needs: "transformers", slow: true, run: func(r *rig) {
 		for _, from := range []string{"fsdp", "ddp"} {
@@ -82,9 +82,9 @@ var accelerated = []testCase{
 	}},
 }
 
-// goesOn compares trainings with a save, a kill and a load, after an epoch and within one. Within one,
+// acceleratedOn compares trainings with a save, a kill and a load, after an epoch and within one. Within one,
 // Accelerate draws other numbers for dropout than a training that is undisturbed.
-func goesOn(r *rig, ranks int, options args) {
+func acceleratedOn(r *rig, ranks int, options args) {
 	r.Helper()
 	undisturbed := losses(r, ranks, "undisturbed", options)
 	for _, end := range []int{6, 7} {
