@@ -5,6 +5,7 @@ package interop
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 )
 
@@ -49,9 +50,6 @@ var frameworks = []testCase{
 	}},
 	{name: "torchdata: the example dataloader.py, with worker processes", needs: "torchdata", slow: true, run: func(r *rig) {
 		dataLoader(r, 1)
-	}},
-	{name: "Accelerate: the recipe of the docs", needs: "transformers", run: func(r *rig) {
-		r.frameworks().nothing("with_accelerate.resumed", args{"folder": r.there("run")})
 	}},
 	{name: "Hugging Face: a training that is interrupted goes on as if it was not", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run")})
@@ -115,6 +113,33 @@ var frameworks = []testCase{
 	}},
 	{name: "Hugging Face: the best model at the end", needs: "transformers", run: func(r *rig) {
 		r.frameworks().nothing("with_transformers.best_at_end", args{"folder": r.there("run")})
+	}},
+	{name: "Hugging Face: the Trainer of cairn is interrupted and killed, also with DDP and FSDP2", needs: "transformers", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("run"), "own": true})
+		r.frameworks().nothing("with_transformers.resumed", args{"folder": r.there("killed"), "own": true, "how": "kill"})
+		ddp(r, "with_transformers.resumed", args{"own": true})
+		ddp(r, "with_transformers.resumed", fsdp2.with(args{"own": true}))
+	}},
+	{name: "Hugging Face: the Trainer of cairn saves and loads the best model, as the Trainer itself", needs: "transformers", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.best", args{"folder": r.there("run")})
+		r.frameworks().nothing("with_transformers.best_at_end", args{"folder": r.there("end"), "own": true})
+		r.frameworks().nothing("with_transformers.best_goes_on", args{"folder": r.there("goes-on"), "own": true})
+		r.frameworks().nothing("with_transformers.best_goes_on", args{"folder": r.there("callback")})
+		r.frameworks().nothing("with_transformers.unsaved_best", args{"folder": r.there("unsaved")})
+		r.frameworks().nothing("with_transformers.callbacks_go_on", args{"folder": r.there("callbacks")})
+		ddp(r, "with_transformers.best", nil)
+	}},
+	{name: "Hugging Face: the Trainer of cairn pushes models to the hub", needs: "transformers", slow: true, run: func(r *rig) {
+		r.frameworks().nothing("with_transformers.pushed", args{"folder": r.there("run")})
+		r.frameworks().nothing("with_transformers.push_failed", args{"folder": r.there("failed")})
+		ddp(r, "with_transformers.pushed", nil)
+		ddp(r, "with_transformers.pushed", fsdp2)
+		var got []string
+		r.frameworks().python("with_transformers.refused_trainers", args{"folder": r.there("refused")}, &got)
+		want := []string{"OptionsError: cairn.transformers.Trainer pushes models, not checkpoints", "OptionsError: cairn.transformers.CheckpointCallback: with save_strategy='best'"}
+		if !slices.EqualFunc(got, want, strings.HasPrefix) {
+			r.Errorf("the errors are %q; want %q", got, want)
+		}
 	}},
 	{name: "Hugging Face: 2 ranks with DDP in a run", needs: "transformers", run: func(r *rig) {
 		ddp(r, "with_transformers.in_a_run", nil)

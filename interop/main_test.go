@@ -28,7 +28,7 @@ type testCase struct {
 // cases are all claims, in the order of the report.
 func cases() []testCase {
 	var all []testCase
-	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples, frameworks, serving, megatron, megatronByCairn, torchtitan, verl, deepspeeds, own, unitTests(), types} {
+	for _, group := range [][]testCase{fromTorch, fromRanks, intoTorch, intoRanks, intoFiles, refusals, training, dropIn, edges, examples, frameworks, accelerated, withTRL, plugins, serving, megatron, megatronByCairn, torchtitan, verl, deepspeeds, own, unitTests(), types} {
 		all = append(all, group...)
 	}
 	if !deep.On() {

@@ -1,17 +1,21 @@
 """Trainings with the Trainer of Hugging Face that save through cairn.transformers."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
 import time
 import unittest.mock
+import warnings
 
 import accelerate
 import torch
+import transformers.trainer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -64,8 +68,10 @@ class Stop(TrainerCallback):
             raise Interrupted
 
 
-def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=False, **more):
-    """Returns the losses that the Trainer has logged, by step. With stock, it saves itself."""
+def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=False, own=False, trainers=None,
+          callbacks=(), evaluates=False, **more):
+    """Returns the losses that the Trainer has logged, by step. With stock, it saves itself; with own, it is the
+    Trainer of cairn. trainers receives it."""
     if ranks > 1:  # as torchrun does
         rank = str(torch.distributed.get_rank())
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
@@ -79,9 +85,15 @@ def train(folder, stop=None, how=None, resume=False, ranks=1, to=None, stock=Fal
         "logging_steps": 1, "save_steps": SAVE, "save_total_limit": 2, "warmup_steps": 3, "use_cpu": True,
         "report_to": [], "disable_tqdm": True, **more})
     checkpoints = cairn.transformers.CheckpointCallback(to)
-    callbacks = [Stop(stop, how)] if stock else [checkpoints, Stop(stop, how)]
-    trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=data, callbacks=callbacks)
+    callbacks = [*([] if stock else [checkpoints]), Stop(stop, how), *callbacks]
+    make = cairn.transformers.Trainer if own else Trainer
+    trainer = make(model=LlamaForCausalLM(config), args=args, train_dataset=data, callbacks=callbacks,
+                   eval_dataset=data[:8] if evaluates else None)
+    if trainers is not None:
+        trainers.append(trainer)
     with contextlib.suppress(Interrupted):
+        if callable(resume):
+            resume = resume()
         trainer.train(resume_from_checkpoint=checkpoints.resume(trainer) if resume == "call" else resume)
     cairn.torch.close()
     if more.get("fsdp") and not any(hasattr(p, "device_mesh") for p in trainer.model.parameters()):
@@ -162,6 +174,126 @@ def in_a_run(folder, ranks=1):
     return wrong
 
 
+def best(folder, ranks=1, **more):
+    """Trains with save_strategy="best" and with "epoch". Returns the differences from the Trainer itself."""
+    wrong = []
+    for strategy in ("best", "epoch"):
+        options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True,
+                   "save_strategy": strategy, "eval_strategy": "steps" if strategy == "best" else "epoch",
+                   "eval_steps": 3, "save_total_limit": None, "evaluates": True, "ranks": ranks, **more}
+        trainers = []
+        for stock in (True, False):
+            train(f"{folder}/{strategy}-{stock}", stock=stock, own=not stock, trainers=trainers, **options)
+        want, got = (sorted(name for name in os.listdir(f"{folder}/{strategy}-{stock}") if "checkpoint" in name)
+                     for stock in (True, False))
+        if want != got or not got:
+            wrong.append(f"{strategy}: the checkpoints are {got}, not {want}")
+        theirs, ours = ({name: t.full_tensor() if hasattr(t, "full_tensor") else t
+                         for name, t in trainer.model.state_dict().items()} for trainer in trainers)
+        wrong += [f"{strategy}: {name}" for name in theirs if not torch.equal(theirs[name], ours[name])]
+        if trainers[1].state.best_global_step in (None, trainers[1].state.global_step):
+            wrong.append(f"{strategy}: the best step is {trainers[1].state.best_global_step}: the test shows nothing")
+        for c in cairn.Run(f"{folder}/{strategy}-False").checkpoints():
+            logged = {e["step"]: e["eval_loss"] for e in trainers[1].state.log_history if "eval_loss" in e}
+            if c.metrics.get("eval_loss") != logged[c.step]:
+                wrong.append(f"{strategy}: {c.name} has {c.metrics}, not {logged}")
+    return wrong
+
+
+def best_goes_on(folder, **more):
+    """A training that is resumed keeps the best checkpoint of before, and loads it at the end. Returns the problems."""
+    trainers = []
+    options = {"trainers": trainers, "evaluates": True, "load_best_model_at_end": True, "eval_strategy": "steps",
+               "eval_steps": 4, "metric_for_best_model": "eval_loss", "greater_is_better": True, "save_total_limit": 1,
+               **more}
+    train(folder + "/undisturbed", **options)
+    train(folder + "/run", stop=10, **options)
+    train(folder + "/run", resume="call", **options)
+    want, got = trainers[0].model.state_dict(), trainers[2].model.state_dict()
+    wrong = [name for name in want if not torch.equal(want[name], got[name])]
+    left = sorted(name for name in os.listdir(folder + "/run") if "checkpoint" in name)
+    if left != [os.path.basename(trainers[0].state.best_model_checkpoint)]:
+        wrong.append(f"save_total_limit=1 left {left}")
+    return wrong
+
+
+def unsaved_best(folder):
+    """The best model is one of a step without a save: the Trainer loads none. Returns the problems."""
+    trainers = []
+    train(folder, own=True, trainers=trainers, evaluates=True, load_best_model_at_end=True, save_steps=6, eval_steps=3,
+          eval_strategy="steps", metric_for_best_model="eval_loss", greater_is_better=True)
+    state = trainers[0].state
+    return [] if state.best_global_step == 3 and state.best_model_checkpoint is None else [f"{state}"]
+
+
+def callbacks_go_on(folder):
+    """EarlyStoppingCallback goes on counting after an interruption. Returns the problems."""
+    options = {"own": True, "evaluates": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
+               "metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True,
+               "restore_callback_states_from_checkpoint": True, "save_total_limit": None}
+    last = [max(train(f"{folder}/{name}", stop=stop, resume=resume,
+                      callbacks=[EarlyStoppingCallback(early_stopping_patience=3)], **options))
+            for name, stop, resume in (("undisturbed", None, False), ("run", 7, False), ("run", None, "call"))]
+    return [] if last[0] == last[2] < STEPS else [f"the last steps are {last}"]
+
+
+def pushed(folder, ranks=1, **more):
+    """Trains with push_to_hub and a stand-in for the hub. Returns the problems."""
+    pushes, wrong = [], []
+
+    class Hub:
+        def create_repo(self, name, **options):
+            return unittest.mock.Mock(repo_id=f"someone/{name}")
+
+        def upload_folder(self, folder_path, commit_message, ignore_patterns, **options):
+            left = [name for name in os.listdir(folder_path) if not name.startswith("checkpoint-")]
+            pushes.append((commit_message, sorted(left), {
+                name: t.clone() for name, t in LlamaForCausalLM.from_pretrained(folder_path).state_dict().items()}))
+            done = concurrent.futures.Future()
+            done.set_result(None)
+            return done
+
+    with unittest.mock.patch.object(transformers.trainer, "hf_api", Hub):
+        train(folder + "/run", own=True, ranks=ranks, push_to_hub=True, hub_always_push=True, save_total_limit=None,
+              **more)
+    if ranks > 1 and torch.distributed.get_rank():
+        return [f"this rank has pushed {m}" for m, *_ in pushes]
+    if [m for m, *_ in pushes] != [f"Training in progress, step {step}" for step in (4, 8, 12, 15)]:
+        wrong.append(f"the pushes are {[m for m, *_ in pushes]}")
+    for message, files, got in pushes:
+        step = message.split()[-1]
+        with cairn.open(f"{folder}/run/checkpoint-{step}", framework="torch") as c:
+            want = c.load("model.", strip=True)
+        wrong += [f"{message}: {name}" for name in want if not torch.equal(got[name], want[name])]
+        if not {"config.json", "model.safetensors"} <= set(files):
+            wrong.append(f"{message}: {files}")
+    return wrong
+
+
+def push_failed(folder):
+    """A push whose model cannot be written is a warning. Returns the problems."""
+    with unittest.mock.patch.object(transformers.trainer, "hf_api"), warnings.catch_warnings(record=True) as said, \
+            unittest.mock.patch.object(cairn.transformers, "export", side_effect=OSError("no room")):
+        warnings.simplefilter("always")
+        logged = train(folder, own=True, push_to_hub=True, max_steps=5)
+    said = [str(w.message) for w in said if "is not pushed: no room" in str(w.message)]
+    return [] if said and max(logged) == 5 else [f"{logged}, {said}"]
+
+
+def refused_trainers(folder):
+    """Returns the errors of Trainers that ask for what cairn cannot do."""
+    said = []
+    for options in ({"push_to_hub": True, "hub_strategy": "checkpoint"}, {"save_strategy": "best", "own": False,
+                    "metric_for_best_model": "loss", "eval_strategy": "no"}):
+        try:
+            with unittest.mock.patch.object(transformers.trainer, "hf_api"):
+                train(folder, **{"own": True, **options})
+            said.append("nothing")
+        except cairn.CairnError as e:
+            said.append(f"{type(e).__name__}: {e}")
+    return said
+
+
 def best_at_end(folder, ranks=1, **more):
     """Trains with load_best_model_at_end, and returns the problems of the model."""
     wrong = []
@@ -170,16 +302,10 @@ def best_at_end(folder, ranks=1, **more):
         if keep is not None:
             run = cairn.Run(path, keep=keep)
         trainers = []
-
-        def make(real=Trainer, trainers=trainers, **options):
-            trainers.append(real(eval_dataset=options["train_dataset"], **options))
-            return trainers[-1]
-
-        with unittest.mock.patch(__name__ + ".Trainer", make):
-            train(path, to=run, ranks=ranks, load_best_model_at_end=True, metric_for_best_model="eval_loss",
-                  greater_is_better=True,  # the first checkpoint is the best, whatever the machine computes
-                  eval_strategy=unit, save_strategy=unit, eval_steps=SAVE,
-                  save_total_limit=None if keep else 1, **more)
+        train(path, to=run, ranks=ranks, trainers=trainers, evaluates=True, load_best_model_at_end=True,
+              metric_for_best_model="eval_loss",
+              greater_is_better=True,  # the first checkpoint is the best, whatever the machine computes
+              eval_strategy=unit, save_strategy=unit, eval_steps=SAVE, save_total_limit=None if keep else 1, **more)
         state = trainers[0].state
         with cairn.open(f"{path}/checkpoint-{state.best_global_step}", framework="torch") as c:
             want = c.load("model.", strip=True)
@@ -199,7 +325,7 @@ def in_object_storage(folder):
     saved = unittest.mock.Mock(path="s3://bucket/run/checkpoint-12?region=x")
     with unittest.mock.patch.object(cairn.Run, "checkpoints", lambda run: found), \
             unittest.mock.patch.object(cairn.torch._removal, "remove_one") as remove:
-        callback._remover.begin(None, lambda: callback._old("s3://bucket/run?region=x", saved, 1))
+        callback._remover.begin(None, lambda: callback._old(saved, 1))
         callback._remover.settle(last=True)
     want = [f"s3://bucket/run/checkpoint-{step}?region=x" for step in (4, 8)]
     return [] if remove.mock_calls == [unittest.mock.call(path, force=True) for path in want] else \

@@ -6,10 +6,11 @@
     ...     rows = c["model.weight"][1:3]         # reads these rows and nothing else
     ['model.bias', 'model.weight', 'step']
 
-``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning`` and ``cairn.transformers`` are
-plugins for Lightning and the Trainer of Hugging Face. A process of the program ``cairn``, which this package
-contains, does the work; CAIRN_BINARY names another program. ``python -m cairn`` runs its commands. Errors of
-saves and loads are a :class:`CairnError`. Importing this module imports neither torch nor numpy.
+``cairn.torch`` saves and loads the state of PyTorch jobs; ``cairn.lightning``, ``cairn.transformers`` and
+``cairn.accelerate`` are for Lightning, the Trainer of Hugging Face and Accelerate. A process of the program
+``cairn``, which this package contains, does the work; CAIRN_BINARY names another program. ``python -m cairn`` runs
+its commands. Errors of saves and loads are a :class:`CairnError`. Importing this module imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from cairn.runs import Member, Run
 from cairn.torch._handle import Handle
 from cairn.torch._removal import Remover
 from cairn.torch._state import StateDict
-from cairn.torch._whole import async_save_whole, load_whole
+from cairn.torch._whole import PATIENCE, async_save_whole, load_whole
 
 if "lightning_fabric" in sys.modules and "lightning.fabric" not in sys.modules:
     from lightning_fabric.plugins import CheckpointIO as _CheckpointIO
@@ -39,8 +39,6 @@ else:
         from lightning.fabric.plugins import CheckpointIO as _CheckpointIO
     except ImportError:
         from lightning_fabric.plugins import CheckpointIO as _CheckpointIO
-
-_PATIENCE = 40 * 60  # seconds; a saver process that has lost its trainer gives up after 30 minutes
 
 
 class CheckpointIO(_CheckpointIO):
@@ -122,7 +120,7 @@ class CheckpointIO(_CheckpointIO):
         allow_pickle = self.allow_pickle or weights_only is False
         target = self._target(path)
         found = load_whole(target if isinstance(target, str) else target.path, device=map_location,
-                           allow_pickle=allow_pickle, patience=_PATIENCE)
+                           allow_pickle=allow_pickle, patience=PATIENCE)
         self._before.update(_named(found))
         return found
 

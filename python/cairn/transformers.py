@@ -1,5 +1,11 @@
 """Checkpoints of the Trainer of Hugging Face, through cairn.
 
+    from cairn.transformers import Trainer            # in place of: from transformers import Trainer
+    trainer = Trainer(model, args, train_dataset=data)
+    trainer.train(resume_from_checkpoint=trainer.checkpoints.resume(trainer))
+
+or, with a Trainer of another class::
+
     from cairn.transformers import CheckpointCallback
     checkpoints = CheckpointCallback()
     trainer = Trainer(model, args, train_dataset=data, callbacks=[checkpoints])
@@ -22,13 +28,14 @@ import copy
 import dataclasses
 import datetime
 import functools
-import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -45,8 +52,9 @@ from cairn.runs import Member, Run
 from cairn.torch._handle import failure
 from cairn.torch._job import broadcast, distributed
 from cairn.torch._load import newest
+from cairn.torch._models import has_buffers, load_into, load_model, state_of
 from cairn.torch._perrank import RandomState, random_states
-from cairn.torch._removal import Remover, Target
+from cairn.torch._removal import Remover, Target, older
 from cairn.torch._state import StateDict
 from cairn.torch._whole import async_save_whole, load_whole
 
@@ -70,18 +78,22 @@ class CheckpointCallback(transformers.TrainerCallback):
     the same step, the save fails with ExistsError, unless overwrite is set.
 
     A Trainer with this callback also resumes with ``train(resume_from_checkpoint=True)``, and
-    from the path of a checkpoint, of cairn or of the Trainer itself.
+    from the path of a checkpoint, of cairn or of the Trainer itself. With auto_resume, ``train()`` goes on with the
+    newest complete checkpoint, if there is one: for programs that call it themselves.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | Run | None = None, *, overwrite: bool = False):
+    def __init__(self, folder: str | os.PathLike[str] | Run | None = None, *, overwrite: bool = False,
+                 auto_resume: bool = False):
         self.run = folder if isinstance(folder, Run) else None
         self.folder = folder.path if isinstance(folder, Run) else None if folder is None else os.fspath(folder)
-        self.overwrite = overwrite
+        self.overwrite, self.auto_resume = overwrite, auto_resume
         self._remover = Remover()
+        self._owner: Trainer | None = None  # the Trainer of this module, which says itself when to save
         self._due = False  # the Trainer wants to save
         self._handle: cairn.torch.Handle | None = None
         self._resumed: str | None = None  # the checkpoint that the next training begins with
         self._paths: dict[int | None, str] = {}  # of the checkpoints of this training, by step
+        self._best: str | None = None  # the checkpoint of the best model up to now
         self._answer: str | None = None  # what resume has returned
         self._random: dict[str, StateDict] = {}  # its states of the random number generators, by rank
         self._files: dict[str, bytes] | None = None  # what from_pretrained needs beside the weights
@@ -111,7 +123,10 @@ class CheckpointCallback(transformers.TrainerCallback):
             if "trainer" not in c:
                 raise errors.MissingError(f"{path} is not a checkpoint of cairn.transformers", ("plan.missing",))
             state = c["trainer"]
+            self._best = c.get("best")
         self._resumed = path
+        if self._best is None and (step := json.loads(state).get("best_global_step")):  # an older release has saved it
+            self._best = join_address(split_address(path)[0], f"checkpoint-{step}")
         # The Trainer reads its state from a file. The rest is loaded by on_train_begin, when there is an optimizer.
         self._folder = tempfile.TemporaryDirectory(prefix="cairn-resume-")
         with open(os.path.join(self._folder.name, _STATE_FILE), "w", encoding="utf-8") as f:
@@ -131,12 +146,18 @@ class CheckpointCallback(transformers.TrainerCallback):
                                            "then, use resume_from_checkpoint=checkpoints.resume(trainer)",
                                            ("storage.notfound",))
             return folder
+        if not wanted and self.auto_resume:
+            return self.resume(trainer)
         if not wanted or wanted == self._answer:
             return wanted
         return self._prepare(trainer, address_of(wanted))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _check(args, self.run, kwargs["optimizer"])
+        if self._owner is None and getattr(args.save_strategy, "value", args.save_strategy) == "best":
+            raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer "
+                                      "saves the model itself: use cairn.transformers.Trainer, or 'steps' or 'epoch' "
+                                      "with load_best_model_at_end", ("storage.options",))
         if self._resumed is None:
             return
         path, self._resumed = self._resumed, None
@@ -146,8 +167,10 @@ class CheckpointCallback(transformers.TrainerCallback):
             raise errors.OptionsError("what CheckpointCallback.resume returns is for "
                                       "trainer.train(resume_from_checkpoint=…)",
                                       ("storage.options",))
+        if args.load_best_model_at_end:
+            state.best_model_checkpoint = self._best  # which the Trainer has forgotten if it is a URL
         optimizer = kwargs["optimizer"]
-        _load(kwargs["model"], _bare(optimizer), path)
+        load_into([kwargs["model"]], [_bare(optimizer)], path)
         rest = load_whole(path, keys=("scheduler", "scaler", "random"))
         kwargs["lr_scheduler"].load_state_dict(rest["scheduler"])
         if rest["scaler"] is not None and (scaler := getattr(optimizer, "scaler", None)) is not None:
@@ -159,6 +182,8 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._save(args, state, kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self._owner is not None:
+            self._owner._push_exported(wait=False)
         return self._claim(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -169,6 +194,8 @@ class CheckpointCallback(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._save(args, state, kwargs)
         self._settle(last=True)
+        if self._owner is not None:
+            self._owner._push_exported(wait=True)
 
     def _set_random(self) -> None:
         del self._trainer._load_rng_state
@@ -177,8 +204,9 @@ class CheckpointCallback(transformers.TrainerCallback):
 
     def _claim(self, control: Any) -> Any:
         """Takes over a save of the Trainer, which begins when the Trainer has noted the results of the step."""
-        self._due = self._due or control.should_save
-        control.should_save = False
+        if self._owner is None:
+            self._due = self._due or control.should_save
+            control.should_save = False
         return control
 
     def _save(self, args: Any, state: Any, kwargs: dict[str, Any]) -> None:
@@ -187,9 +215,15 @@ class CheckpointCallback(transformers.TrainerCallback):
         self._due = False
         self._settle()
         optimizer, rank = kwargs["optimizer"], _rank()
+        name = f"checkpoint-{state.global_step}"
+        target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
+        if (step := state.best_global_step or state.global_step) == state.global_step:
+            self._best = target if isinstance(target, str) else target.path
+        else:  # the step of the best model may be one without a save
+            self._best = self._paths.get(step, self._best)
         if args.load_best_model_at_end:
-            state.best_model_checkpoint = self._best(args, state)  # at the end, the Trainer calls _load_best
-        whole: StateDict = {**_state(kwargs["model"], _bare(optimizer)),
+            state.best_model_checkpoint = self._best  # at the end, the Trainer calls _load_best
+        whole: StateDict = {**state_of([kwargs["model"]], [_bare(optimizer)]),
                             "random": {str(rank): random_states(every_device=True)}}
         if rank == 0:
             if self._files is None:
@@ -198,33 +232,31 @@ class CheckpointCallback(transformers.TrainerCallback):
             scaler = getattr(optimizer, "scaler", None)
             whole["scheduler"] = kwargs["lr_scheduler"].state_dict()
             whole["scaler"] = None if scaler is None else scaler.state_dict()
-            whole["trainer"] = json.dumps(dataclasses.asdict(state))
-        name = f"checkpoint-{state.global_step}"
-        target = join_address(self._run(args), name) if self.run is None else Member(self.run, name)
-        # The buffers of a sharded model are in a dict, in which nothing tells them from parameters.
-        buffers = any(True for _ in kwargs["model"].buffers())
-        self._handle = async_save_whole(whole, target, state.global_step, alone=False, may_differ=buffers,
-                                        metrics=_metrics(state), overwrite=self.overwrite or None)
+            whole["trainer"], whole["best"] = json.dumps(dataclasses.asdict(state)), self._best
+        self._handle = async_save_whole(whole, target, state.global_step, alone=False,
+                                        may_differ=has_buffers([kwargs["model"]]), metrics=_metrics(state),
+                                        overwrite=self.overwrite or None)
         if rank == 0 and self._files is not None and (config := self._files.get(_CONFIG_FILE)):
             self._handle.add_done_callback(functools.partial(_explain, config))
         if rank == 0 and args.save_total_limit and args.save_total_limit > 0:
             self._remover.note_save(self._handle)
-            self._remover.begin(self._handle, functools.partial(self._old, self._run(args), self._handle,
-                                                                args.save_total_limit,
-                                                                split_address(self._best(args, state))[1]))
-
-    def _best(self, args: Any, state: Any) -> str:
-        """Returns the checkpoint of the best model up to now. Without an evaluation, it is the last one."""
-        step = state.best_global_step or state.global_step
-        return self._paths.get(step) or join_address(self._run(args), f"checkpoint-{step}")
+            self._remover.begin(self._handle, functools.partial(self._old, self._handle, args.save_total_limit,
+                                                                split_address(self._best or "")[1]))
+        if self._owner is not None:
+            self._owner._export(self._handle)
 
     def _load_best(self, trainer: transformers.Trainer) -> None:
         """Loads the model of the best checkpoint, in place of the Trainer. All ranks call it."""
+        handler = trainer.callback_handler
+        self._save(trainer.args, trainer.state, {k: getattr(handler, k, None) for k in (
+            "model", "optimizer", "lr_scheduler", "processing_class")})
         self._settle()
-        path = self._best(trainer.args, trainer.state)
+        path = self._paths.get(trainer.state.best_global_step) or self._best
+        if path is None:
+            return  # nothing was saved: the model is the best one
         trainer.state.best_model_checkpoint = path
         try:
-            _load_model(trainer.model, path)
+            load_model(trainer.model, path)
         except errors.NotFoundError as e:
             raise errors.NotFoundError(f"{path}, the best checkpoint, was removed: add a rule such as 'best 1 by "
                                        f"{trainer.args.metric_for_best_model}' to the policy of the run: {e}",
@@ -239,25 +271,105 @@ class CheckpointCallback(transformers.TrainerCallback):
         finally:
             self._remover.settle(last)
 
-    def _old(self, folder: str, saved: cairn.torch.Handle, keep: int, best: str = "") -> list[Target]:
+    def _old(self, saved: cairn.torch.Handle, keep: int, best: str = "") -> list[Target]:
         """Returns the checkpoints before a save that is complete, but the newest ones and the best one."""
+        if self.run is None:
+            return older(saved.path, keep, best)
         newest = split_address(saved.path)[1]
-        if self.run is not None:
-            names = [c.name for c in self.run.checkpoints()  # lines that were left stay
-                     if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
-            before = names[:names.index(newest) + 1] if newest in names else []
-            return [Member(self.run, name) for name in before[:-keep] if name != best]
-
-        # Also what is left of saves that were killed.
-        names = os.listdir(folder) if "://" not in folder else [c.name for c in Run(folder).checkpoints()]
-        steps = [int(m[1]) for name in names if (m := re.fullmatch(r"checkpoint-(\d+)", name))]
-        # Folders of later steps belong to a run before this one, which may not have completed them.
-        last = int(newest.removeprefix("checkpoint-"))
-        return [join_address(folder, f"checkpoint-{step}") for step in sorted(s for s in steps if s <= last)[:-keep]
-                if f"checkpoint-{step}" != best]
+        names = [c.name for c in self.run.checkpoints()  # lines that were left stay
+                 if re.fullmatch(r"checkpoint-\d+(~\d+)?", c.name) and not c.left]
+        before = names[:names.index(newest) + 1] if newest in names else []
+        return [Member(self.run, name) for name in before[:-keep] if name != best]
 
     def _run(self, args: Any) -> str:
         return address_of(self.folder or args.output_dir)
+
+
+class Trainer(transformers.Trainer):
+    """A Trainer of transformers whose checkpoints go through cairn, in the background.
+
+    It saves as :class:`CheckpointCallback` does, after the evaluation of a step or an epoch. So it can do more:
+    ``save_strategy="best"``, values of the evaluation of an epoch among the metrics of its checkpoint, the states of
+    callbacks such as EarlyStoppingCallback, and ``push_to_hub``: when a save is complete, its model is written for
+    ``from_pretrained``, and the Trainer pushes it.
+
+    ``checkpoints`` is the CheckpointCallback among its callbacks, or a new one. With a Trainer of another package, it
+    is the last one of the bases::
+
+        class MyTrainer(trl.SFTTrainer, cairn.transformers.Trainer): pass
+    """
+
+    state: Any
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        found = [c for c in self.callback_handler.callbacks if isinstance(c, CheckpointCallback)]
+        self.checkpoints = found[0] if found else CheckpointCallback()
+        """It decides where checkpoints are, and which of them to go on with."""
+        self.checkpoints._owner = self
+        if not found:
+            self.add_callback(self.checkpoints)
+        self._exporting: _Export | None = None
+        _check_hub(self)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Notes that the Trainer saves: the callback begins when the Trainer has the data of the next step."""
+        if trial is not None:
+            raise errors.OptionsError("cairn.transformers.Trainer does not save in a hyperparameter_search: use "
+                                      "save_strategy='no'", ("storage.options",))
+        self.store_flos()
+        states: dict[str, list[Any]] = {}
+        for c in (*self.callback_handler.callbacks, self.control):
+            if isinstance(c, transformers.trainer_callback.ExportableState):
+                states.setdefault(type(c).__name__, []).append(c.state())
+        self.state.stateful_callbacks = {name: s if len(s) > 1 else s[0] for name, s in states.items()}
+        self.checkpoints._due = True
+
+    def _export(self, handle: cairn.torch.Handle) -> None:
+        """Begins to write the model of a save for the hub, if it is to be pushed. Rank 0 does."""
+        if not self.args.push_to_hub or self.args.hub_strategy == "end" or not self.is_world_process_zero():
+            return
+        if self._exporting is not None and not self.args.hub_always_push:
+            return  # the last one is not pushed yet
+        self._push_exported(wait=True)
+        self._exporting = _Export(handle, copy.copy(self.state))
+
+    def _push_exported(self, wait: bool) -> None:
+        """Pushes the model that was written for the hub, if it is complete."""
+        if (done := self._exporting) is None or (done.is_alive() and not wait):
+            return
+        done.join()
+        self._exporting, state = None, self.state
+        with done.folder:
+            if done.error is not None:
+                # The training of the other ranks goes on, too.
+                warnings.warn(f"the model of {done.handle.path} is not pushed: {done.error}",
+                              stacklevel=errors.outside())
+                return
+            self.state = done.state  # of the step that is pushed
+            try:
+                self._push_from_checkpoint(os.path.join(done.folder.name, "model"))
+            finally:
+                self.state = state
+
+
+class _Export(threading.Thread):
+    """Writes the model of a save for from_pretrained, in a folder that is removed when it is not needed any more."""
+
+    def __init__(self, handle: cairn.torch.Handle, state: Any):
+        super().__init__(name="cairn-export", daemon=True)
+        self.handle, self.state = handle, state
+        self.error: BaseException | None = None
+        self.folder = tempfile.TemporaryDirectory(prefix="cairn-push-")
+        self.start()
+
+    def run(self) -> None:
+        self.error = failure(self.handle)
+        if self.error is None:
+            try:
+                export(self.handle.path, os.path.join(self.folder.name, "model"))
+            except Exception as e:
+                self.error = e
 
 
 def export(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -418,10 +530,13 @@ def _resuming(train: Callable[..., Any]) -> Callable[..., Any]:
     """Returns Trainer.train for Trainers that may have a CheckpointCallback."""
     @functools.wraps(train)
     def resuming(self: transformers.Trainer, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, CheckpointCallback):
-                resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
-                self._load_best_model = functools.partial(callback._load_best, self)
+        callbacks = [c for c in self.callback_handler.callbacks if isinstance(c, CheckpointCallback)]
+        if len(callbacks) > 1:
+            raise errors.OptionsError("the Trainer has several callbacks of cairn.transformers.CheckpointCallback",
+                                      ("storage.options",))
+        for callback in callbacks:
+            resume_from_checkpoint = callback._chosen(self, resume_from_checkpoint)
+            self._load_best_model = functools.partial(callback._load_best, self)
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     resuming._cairn = True  # type: ignore[attr-defined]
@@ -475,69 +590,24 @@ def _check(args: Any, run: Run | None, optimizer: Any) -> None:
     if args.save_total_limit and run is not None and (run.keep or run.keep_remote):
         raise errors.OptionsError(f"cairn.transformers.CheckpointCallback: the run keeps {run.keep or 'all'!r}; "
                                   "save_total_limit must be None", ("storage.options",))
-    if getattr(args.save_strategy, "value", args.save_strategy) == "best":
-        raise errors.OptionsError("cairn.transformers.CheckpointCallback: with save_strategy='best' the Trainer saves "
-                                  "the model itself; use 'steps' or 'epoch' with load_best_model_at_end",
-                                  ("storage.options",))
     if "deepspeed" in type(optimizer).__name__.lower():
         raise errors.OptionsError("cairn.transformers.CheckpointCallback cannot save what DeepSpeed has cut: let the "
                                   "Trainer save it, "
                                   "or use FSDP", ("storage.options",))
 
 
-def _is_sharded(model: Any) -> bool:
-    return any(hasattr(p, "device_mesh") for p in model.parameters()) \
-        or any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
-
-
-def _state(model: Any, optimizer: Any) -> StateDict:
-    """Returns the state of a model and an optimizer to save. If sharded, the optimizer has names for parameters."""
-    if not _is_sharded(model):
-        return {"model": model, "optimizer": optimizer}
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
-
-
-def _load(model: Any, optimizer: Any, path: str) -> None:
-    """Loads a model and an optimizer, sharded or not, from a checkpoint of a model that was sharded or not."""
-    with cairn.open(path) as c:
-        numbered = any(re.match(r"optimizer\.state\.\d+\.", name) for name in c)
-        named = not numbered and any(name.startswith("optimizer.state.") for name in c)
-    if not _is_sharded(model) and not named:
-        cairn.torch.load({"model": model, "optimizer": optimizer}, path)
+def _check_hub(trainer: Trainer) -> None:
+    """Refuses pushes of what is not in a model that was exported."""
+    args = trainer.args
+    if not args.push_to_hub or args.hub_strategy == "end":
         return
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    weights, moments = get_state_dict(model, optimizer)
-    groups: list[StateDict] = moments["param_groups"]  # type: ignore[assignment]
-    params = [group.pop("params") for group in groups]
-    numbers = {}
-    if numbered:
-        order = enumerate(itertools.chain(*params))
-        numbers = {f"optimizer.state.{name}": f"optimizer.state.{i}" for i, name in order}
-
-    def rename(name: str) -> str:
-        param, _, key = name.rpartition(".")
-        return f"{numbers[param]}.{key}" if param in numbers else name
-
-    cairn.torch.load({"model": weights, "optimizer": moments}, path, rename=rename)
-    for group, names in zip(groups, params):
-        group["params"] = names
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-
-
-def _load_model(model: Any, path: str) -> None:
-    """Loads a model, sharded or not, from a checkpoint of a training."""
-    if not _is_sharded(model):
-        cairn.torch.load({"model": model}, path)
-        return
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-
-    weights = get_model_state_dict(model)
-    cairn.torch.load({"model": weights}, path)
-    set_model_state_dict(model, weights)
+    if args.hub_strategy != "every_save":
+        raise errors.OptionsError("cairn.transformers.Trainer pushes models, not checkpoints: use "
+                                  "hub_strategy='every_save', and cairn.Run(…, remote=…) for checkpoints",
+                                  ("storage.options",))
+    if hasattr(trainer.model, "peft_config"):
+        raise errors.OptionsError("cairn.transformers.Trainer does not push adapters while it trains: use "
+                                  "hub_strategy='end'", ("storage.options",))
 
 
 def _files(model: Any, processor: Any) -> dict[str, bytes]:

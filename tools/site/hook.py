@@ -12,7 +12,8 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md"}
-PYTHON = "# Python API\n\n" + "\n\n".join(f"::: {name}" for name in ("cairn", "cairn.torch", "cairn.lightning", "cairn.transformers", "cairn.verl", "cairn.vllm", "cairn.sglang", "cairn.deepspeed"))
+PYTHON = "# Python API\n\n" + "\n\n".join(f"::: {name}" for name in ("cairn", "cairn.torch", "cairn.lightning", "cairn.transformers", "cairn.accelerate", "cairn.megatron", "cairn.torchtitan", "cairn.verl",
+    "cairn.deepspeed", "cairn.axolotl", "cairn.vllm", "cairn.sglang"))
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 

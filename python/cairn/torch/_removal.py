@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterable
 
 from cairn import errors
-from cairn.runs import Member, remove_one
+from cairn._address import join_address, split_address
+from cairn.runs import Member, Run, remove_one
 from cairn.torch._handle import Handle, failure
 
 _OWN = ("cairn.json", "cairn-notes.json")  # the record of a save, and its tags
@@ -105,6 +107,21 @@ class Remover:
                     self._problems.append(f"a checkpoint stays: {e}")
                 else:
                     self._problems.append(f"a checkpoint could not be removed: {e}")
+
+
+def older(saved: str, keep: int, best: str = "") -> list[Target]:
+    """Returns the folders before that of a checkpoint, but the newest keep of them, with it, and the one named best.
+
+    Folders are named by a number, such as checkpoint-500. Those of later numbers belong to a run before this one,
+    which may not have completed them.
+    """
+    folder, newest = split_address(saved)
+    start = newest.rstrip("0123456789")
+    # Of local folders, also what is left of saves that were killed.
+    names = os.listdir(folder) if "://" not in folder else [c.name for c in Run(folder).checkpoints()]
+    numbers = sorted(int(m[1]) for name in names if (m := re.fullmatch(re.escape(start) + r"(\d+)", name)))
+    before = [n for n in numbers if n <= int(newest[len(start):])]
+    return [join_address(folder, f"{start}{n}") for n in before[:-keep] if f"{start}{n}" != best]
 
 
 def remove_now(target: Target) -> None:

@@ -22,6 +22,8 @@ from cairn.torch._remembered import describe
 from cairn.torch._save import begin
 from cairn.torch._state import StateDict, Tree
 
+PATIENCE = 40 * 60  # seconds; a saver process that has lost its trainer gives up after 30 minutes
+
 
 def async_save_whole(state: StateDict, path: str | os.PathLike[str] | Member, step: int | None, alone: bool,
                      may_differ: bool = False, metrics: Mapping[str, float] | None = None,
