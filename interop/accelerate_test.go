@@ -73,8 +73,8 @@ var accelerated = []testCase{
 			"OptionsError: cairn.accelerate does not save with MEGATRON_LM",
 			"OptionsError: cairn.accelerate does not save with FSDP 1",
 			"OptionsError: cairn.accelerate does not save with XLA",
-			"OptionsError: cairn.accelerate was tested with accelerate 1.10 to 1.15, and this is 0.34.2",
-			"OptionsError: cairn.accelerate was tested with accelerate 1.10 to 1.15, and this is 2.0.0",
+			"OptionsError: cairn.accelerate was tested with accelerate 1.15, and this is 0.34.2",
+			"OptionsError: cairn.accelerate was tested with accelerate 1.15, and this is 2.0.0",
 		}
 		if !slices.EqualFunc(got, want, strings.HasPrefix) {
 			r.Errorf("the errors are:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

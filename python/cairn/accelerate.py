@@ -33,7 +33,7 @@ from cairn.torch._removal import Remover, older
 from cairn.torch._state import StateDict
 from cairn.torch._whole import PATIENCE, async_save_whole, load_whole
 
-_VERSIONS = (1, 10), (1, 15)  # the first and the last one that were tested
+_TESTED = (1, 15)
 _KINDS = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP")
 _STOCK = "random_states_0.pkl"  # a file of each checkpoint that Accelerate itself has saved
 # What Accelerate has noted about a training, in attributes of its own.
@@ -258,13 +258,9 @@ def _check_version() -> None:
     """Refuses releases of accelerate that may work in another way."""
     version = accelerate.__version__
     m = re.match(r"(\d+)\.(\d+)", version)
-    if m is None or not _VERSIONS[0] <= (int(m[1]), int(m[2])) < (_VERSIONS[1][0] + 1, 0):
-        raise errors.OptionsError(f"cairn.accelerate was tested with accelerate {_text(0)} to {_text(1)}, and this is "
-                                  f"{version}", ("storage.options",))
-
-
-def _text(i: int) -> str:
-    return ".".join(map(str, _VERSIONS[i]))
+    if m is None or not _TESTED <= (int(m[1]), int(m[2])) < (_TESTED[0] + 1, 0):
+        raise errors.OptionsError(f"cairn.accelerate was tested with accelerate {'.'.join(map(str, _TESTED))}, and this "
+                                  f"is {version}", ("storage.options",))
 
 
 def _check(of: Accelerator) -> None:
