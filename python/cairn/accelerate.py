@@ -259,7 +259,7 @@ def _check_version() -> None:
     version = accelerate.__version__
     m = re.match(r"(\d+)\.(\d+)", version)
     if m is None or not _TESTED <= (int(m[1]), int(m[2])) < (_TESTED[0] + 1, 0):
-        raise errors.OptionsError(f"cairn.accelerate was tested with accelerate {'.'.join(map(str, _TESTED))}, and this "
+        raise errors.OptionsError(f"cairn.accelerate was tested with accelerate {_TESTED[0]}.{_TESTED[1]}, and this "
                                   f"is {version}", ("storage.options",))
 
 
@@ -267,7 +267,7 @@ def _check(of: Accelerator) -> None:
     """Refuses an Accelerator whose state is not that of its models and optimizers."""
     if lacks := [name for name in _ATTRIBUTES if not hasattr(of, name)]:
         raise errors.OptionsError(f"accelerate {accelerate.__version__} has no {', '.join(lacks)}: cairn.accelerate "
-                                  f"was tested with {_text(0)} to {_text(1)}", ("storage.options",))
+                                  f"was tested with {_TESTED[0]}.{_TESTED[1]}", ("storage.options",))
     kind = of.distributed_type.value
     if kind == "FSDP" and not of.is_fsdp2:
         kind = "FSDP 1"
