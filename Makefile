@@ -21,7 +21,7 @@ ROUNDS ?= 1000
 # and there is none, "make test" sets one up, and fails if a case with it cannot run.
 NEED_TORCH ?=
 # The frameworks with which "make test" trains, if its PyTorch is in a Debian system. "make interop" has all of them.
-BESIDE = megatron
+BESIDE = megatron deepspeed
 # The browser of "make test": CHROMIUM names one, or it is one that is there. If NEED_BROWSER is
 # set and there is none, "make test" installs Debian's, and fails if the tests cannot run.
 NEED_BROWSER ?=

@@ -33,7 +33,7 @@ var deepspeeds = []testCase{
 		r.deepspeed().nothing("with_deepspeed.changed", args{"folder": r.there("down"), "stage": 3, "into": 1, "ranks": 3})
 		r.deepspeed().nothing("with_deepspeed.changed", args{"folder": r.there("same"), "stage": 3, "into": 3, "ranks": 3})
 	}},
-	{name: "DeepSpeed: a failure of one rank is an error on all, and latest stays", needs: "deepspeed", slow: true, run: func(r *rig) {
+	{name: "DeepSpeed: a failure of one rank is an error on all, and latest stays", needs: "deepspeed", run: func(r *rig) {
 		r.deepspeed().nothing("with_deepspeed.failing", args{"folder": r.there("run")})
 	}},
 	{name: "DeepSpeed: what does not fit is refused", needs: "deepspeed", slow: true, run: func(r *rig) {

@@ -53,7 +53,7 @@ EXAMPLES = """examples:
   python -m cairn.bench --only weights,share         loads of servers
   python -m cairn.bench --only publish               versions of weights
   python -m cairn.bench --only memory --gib 1        checkpoints in memory
-  python -m cairn.bench --only frameworks            Megatron-core, if it is installed
+  python -m cairn.bench --only frameworks            Megatron-core, DeepSpeed, Accelerate, if installed
   python -m cairn.bench --json > result.json
 """
 

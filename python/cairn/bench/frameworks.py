@@ -32,10 +32,13 @@ class Found(TypedDict):
 class Side(Protocol):
     """A framework with one way to save."""
 
-    def save(self, folder: str) -> Callable[[], object]:
-        """Begins a background save, and returns a function that waits for it."""
+    state: dict[str, Any]
+    """The tensors that are saved."""
 
-    def load(self, folder: str) -> None:
+    def save(self, folder: str) -> Callable[[], object]:
+        """Begins a background save, or saves. It returns a function that waits for the end."""
+
+    def load(self, folder: str) -> object:
         """Fills the state again."""
 
 
@@ -43,17 +46,15 @@ class Frameworks:
     """The frameworks that are installed, each with both ways."""
 
     def __init__(self, torch: Any, device: str, size: int, folder: str, repeat: int, say: Callable[[str], None]):
-        self.torch, self.device, self.folder, self.repeat, self.say = torch, device, folder, repeat, say
-        count = max(2, size // (64 << 20))
-        self.state = {f"layer.{i}.weight": torch.randn(size // count // 4096, 1024, device=device)
-                      for i in range(count)}
-        self.bytes = sum(t.nbytes for t in self.state.values())
+        self.torch, self.device, self.size = torch, device, size
+        self.folder, self.repeat, self.say = folder, repeat, say
 
     def run(self) -> Found:
         import cairn.torch
 
-        out: Found = {"bytes": self.bytes, "rows": {}}
-        for name, sides in {"megatron": self.megatron}.items():
+        out: Found = {"bytes": self.size, "rows": {}}
+        kinds = {"megatron": self.megatron, "deepspeed": self.deepspeed, "accelerate": self.accelerate}
+        for name, sides in kinds.items():
             if importlib.util.find_spec(name) is None:
                 self.say(f"frameworks: {name} is not installed")
                 continue
@@ -67,10 +68,23 @@ class Frameworks:
                     cairn.torch.close()
         return out
 
+    def tensors(self) -> dict[str, Any]:
+        """Makes a state."""
+        count = max(2, self.size // (64 << 20))
+        return {f"layer_{i}": self.torch.randn(self.size // count // 4096, 1024, device=self.device)
+                for i in range(count)}
+
+    def model(self) -> Any:
+        """Makes a module with a state. It has no forward pass."""
+        module = self.torch.nn.Module()
+        for name, t in self.tensors().items():
+            module.register_parameter(name, self.torch.nn.Parameter(t))
+        return module
+
     def measure(self, side: Side) -> Row:
         """Measures saves after the first one, which prepares memory, and loads with the files in the page cache."""
         stalls, completes, resumes = list[float](), list[float](), list[float]()
-        want, equal = {k: t.clone() for k, t in self.state.items()}, True
+        want, equal = {k: t.detach().clone() for k, t in side.state.items()}, True
         for n in range(self.repeat + 1):
             path = os.path.join(self.folder, "frameworks")
             os.makedirs(path)
@@ -79,12 +93,12 @@ class Frameworks:
             stall = self.now() - begin
             wait()
             complete = self.now() - begin
-            for t in self.state.values():
-                t.zero_()
+            for t in side.state.values():
+                t.detach().zero_()
             begin = self.now()
             side.load(path)
             resume = self.now() - begin
-            equal = equal and all(bool(self.torch.equal(t, want[k])) for k, t in self.state.items())
+            equal = equal and all(bool(self.torch.equal(t, want[k])) for k, t in side.state.items())
             shutil.rmtree(path)
             if n:
                 stalls.append(stall)
@@ -99,7 +113,7 @@ class Frameworks:
         return time.perf_counter()
 
     def megatron(self) -> Iterator[tuple[str, Side]]:
-        """Yields the strategy of Megatron's format torch_dist, and the one of cairn."""
+        """Yields Megatron-core's format torch_dist, with its queue of asynchronous saves, and cairn's strategies."""
         if self.device == "cpu":  # Megatron asks for a GPU where it needs none
             self.torch.cuda.current_device = lambda: self.torch.device("cpu")
             self.torch.cuda.synchronize = lambda *_: None
@@ -108,13 +122,33 @@ class Frameworks:
 
             import cairn.megatron
 
-        yield "Megatron", _Megatron(self.state, stock.TorchDistSaveShardedStrategy, stock.TorchDistLoadShardedStrategy)
-        yield "cairn", _Megatron(self.state, cairn.megatron.SaveStrategy, cairn.megatron.LoadStrategy)
+        yield "itself", _Megatron(self.tensors(), stock.TorchDistSaveShardedStrategy,
+                                  stock.TorchDistLoadShardedStrategy)
+        yield "cairn", _Megatron(self.tensors(), cairn.megatron.SaveStrategy, cairn.megatron.LoadStrategy)
+
+    def deepspeed(self) -> Iterator[tuple[str, Side]]:
+        """Yields DeepSpeed's saves with ZeRO 2, which are not asynchronous, and cairn's."""
+        os.environ.setdefault("DS_ACCELERATOR", self.device)
+        import deepspeed
+
+        if self.device == "cpu":
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+        os.environ.setdefault("LOCAL_RANK", "0")
+        yield "itself", _DeepSpeed(self.model(), False)
+        yield "cairn", _DeepSpeed(self.model(), True)
+
+    def accelerate(self) -> Iterator[tuple[str, Side]]:
+        """Yields the saves of Accelerate, which are not asynchronous, and cairn's."""
+        import accelerate
+
+        import cairn.accelerate
+
+        for by, kind in (("itself", accelerate.Accelerator), ("cairn", cairn.accelerate.Accelerator)):
+            yield by, _Accelerate(kind(cpu=self.device == "cpu"), self.model())
+            accelerate.state.AcceleratorState._reset_state(True)
 
 
 class _Megatron:
-    """Megatron-core, with its queue of asynchronous saves."""
-
     def __init__(self, state: dict[str, Any], saves: Any, loads: Any):
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing.mapping import ShardedTensor
@@ -132,8 +166,49 @@ class _Megatron:
         self.queue.schedule_async_request(request)
         return lambda: self.queue.maybe_finalize_async_calls(blocking=True)
 
-    def load(self, folder: str) -> None:
-        self.checkpointing.load(self.parts(), folder, self.loads)
+    def load(self, folder: str) -> object:
+        return self.checkpointing.load(self.parts(), folder, self.loads)
+
+
+class _DeepSpeed:
+    def __init__(self, model: Any, ours: bool):
+        import deepspeed
+        import torch
+
+        import cairn.deepspeed
+
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True,
+                  "zero_optimization": {"stage": 2}}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        self.state, self.ours, self.tag = dict(self.engine.module.named_parameters()), ours, 0
+        self.loads: Any = cairn.deepspeed.load if ours else type(self.engine).load_checkpoint
+        if ours:
+            cairn.deepspeed.attach(self.engine)
+
+    def save(self, folder: str) -> Callable[[], object]:
+        self.tag += 1
+        self.engine.save_checkpoint(folder, tag=str(self.tag))
+        return self.engine.checkpoint_engine.cleanup if self.ours else lambda: None
+
+    def load(self, folder: str) -> object:
+        return self.loads(self.engine, folder)
+
+
+class _Accelerate:
+    def __init__(self, accelerator: Any, model: Any):
+        import torch
+
+        self.accelerator = accelerator
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        self.state = dict(accelerator.unwrap_model(model).named_parameters())
+
+    def save(self, folder: str) -> Callable[[], object]:
+        handle = self.accelerator.save_state(folder)
+        return getattr(handle, "result", lambda: None)
+
+    def load(self, folder: str) -> object:
+        return self.accelerator.load_state(folder)
 
 
 def ratios(found: Found) -> Iterator[tuple[str, float]]:
@@ -142,9 +217,9 @@ def ratios(found: Found) -> Iterator[tuple[str, float]]:
         ours = rows["cairn"]
         for by, own in rows.items():
             if by != "cairn":
-                yield f"{name}: stall / its own, in time", ours["stall"] / own["stall"]
-                yield f"{name}: complete / its own, in time", ours["complete"] / own["complete"]
-                yield f"{name}: resume / its own, in time", ours["resume"] / own["resume"]
+                yield f"{name}: stall / by {by}, in time", ours["stall"] / own["stall"]
+                yield f"{name}: complete / by {by}, in time", ours["complete"] / own["complete"]
+                yield f"{name}: resume / by {by}, in time", ours["resume"] / own["resume"]
 
 
 def show(found: Found) -> None:
