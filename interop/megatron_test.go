@@ -59,6 +59,15 @@ var megatronByCairn = func() []testCase {
 		{name: "cairn.megatron: an error of one rank is one on all", needs: "megatron", slow: true, run: func(r *rig) {
 			alike(r, "megatron_by_cairn.one_fails")
 		}},
+		{name: "cairn.megatron: an iteration is saved again, and the ranks are killed when that is complete", needs: "megatron", slow: true, run: func(r *rig) {
+			m := r.beside("megatron", "megatron_by_cairn")
+			must.Do(r.T, os.Mkdir(r.path("run"), 0o755))
+			m.nothing("megatron_by_cairn.saved_again", args{"run": r.there("run"), "ranks": 2, "sizes": args{"tensor": 2}})
+			goOn(m, 2, "run", args{"sizes": args{"tensor": 2}})
+		}},
+		{name: "cairn.megatron: odd states", needs: "megatron", slow: true, run: func(r *rig) {
+			alike(r, "megatron_by_cairn.odd_states")
+		}},
 		{name: "cairn.megatron: saves and loads without a strategy, and checkpoints of Megatron", needs: "megatron", slow: true, run: func(r *rig) {
 			alike(r, "megatron_by_cairn.installed")
 		}},

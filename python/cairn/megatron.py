@@ -223,7 +223,8 @@ def install(*, run: Run | None = None, allow_pickle: bool = False) -> None:
     for name, ours in replaced.items():
         theirs = ours.__mro__[1]
         for module in list(sys.modules.values()):
-            if module is not sys.modules[__name__] and vars(module).get(name) is theirs:
+            # Programs put None there, and objects without a dict.
+            if module is not sys.modules[__name__] and getattr(module, "__dict__", {}).get(name) is theirs:
                 setattr(module, name, ours)
 
 
@@ -238,11 +239,11 @@ def finish(folder: str | os.PathLike[str]) -> int | None:
     """
     root = address_of(folder)
     try:
-        with open(os.path.join(root, _TRACKER_FILE), encoding="utf-8") as f:
+        with open(os.path.join(root, _TRACKER_FILE), encoding="utf-8", errors="replace") as f:
             tracked = f.read().strip()
     except FileNotFoundError:
         tracked = ""
-    known = int(tracked) if tracked.isdigit() else None
+    known = int(tracked) if tracked.isdecimal() else None
     path = cairn.latest(root, wait=True)
     found = None if path is None else _iteration(os.path.basename(path))
     if path is None or found is None or tracked == "release":
@@ -266,7 +267,13 @@ def _iteration(name: str) -> int | None:
 
 
 def _is_ours(folder: str | os.PathLike[str]) -> bool:
-    return os.path.exists(os.path.join(folder, "cairn.json"))
+    if not os.path.exists(os.path.join(folder, "cairn.json")):
+        return False
+    if os.path.exists(os.path.join(folder, ".metadata")):
+        raise errors.ExistsError(f"{folder} has two checkpoints: Megatron has saved over one of cairn, and would take "
+                                f"{_COMMON_FILE} of that: remove .metadata, or cairn.json and {_COMMON_FILE}",
+                                ("storage.exists",))
+    return True
 
 
 def _joined(state: StateDict, common: StateDict) -> StateDict:
@@ -354,7 +361,13 @@ def _loaded(sharded: Any, values: Mapping[str, Any]) -> Any:
 
 def _complete(handle: Handle, folder: str, common: StateDict | None) -> None:
     """Waits for a save, and writes the common state. All ranks call it. An error is one on all ranks."""
-    handle.result()
+    try:
+        handle.result()
+    except BaseException:
+        if common and not any(os.path.exists(os.path.join(folder, n)) for n in ("cairn.json", _COMMON_FILE)) \
+                and os.path.exists(os.path.join(folder, ".metadata")):
+            _write_common(folder, common)  # of Megatron's checkpoint, which stays
+        raise
     if handle.path != folder:
         raise errors.ExistsError(f"{folder} has a checkpoint of another line of the run, which stays, and this one is "
                                  f"in {handle.path}: Megatron does not find it there. Call cairn.megatron.finish "
