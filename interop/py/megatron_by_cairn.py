@@ -91,8 +91,8 @@ def save(run, sizes, steps=2, how="sync", form=None, options=None):
 
 
 def saved_again(run, ranks, **more):
-    """Saves, and saves the same iteration again. The ranks are killed when that is complete, and before Megatron has the
-    files by which it finds it: it has those of the first save.
+    """Saves, and saves the same iteration again. The ranks are killed when that is complete, and the files by which
+    Megatron finds it are those of the first save.
     """
     found = killed(run, ranks, how="sync", ended=0, **more)
     torch.save({"iteration": "of the first save"}, os.path.join(run, "iter_0000002", "common.pt"))

@@ -248,7 +248,7 @@ def finish(folder: str | os.PathLike[str]) -> int | None:
     found = None if path is None else _iteration(os.path.basename(path))
     if path is None or found is None or tracked == "release":
         return known
-    if known is not None and (known > found or known == found and _is_finished(path)):
+    if known is not None and (known > found or (known == found and _is_finished(path))):
         return known
     with cairn.open(path) as c:
         if _KEYS not in c:
