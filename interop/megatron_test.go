@@ -89,6 +89,12 @@ var megatronByCairn = func() []testCase {
 			goOn(m, 1, "run", args{"sizes": args{}, "other_ranks": true})
 			m.ranks(2, "megatron_by_cairn.save", args{"run": r.there("again"), "how": "async", "sizes": args{"tensor": 2}}, nil)
 			goOn(m, 2, "again", args{"sizes": args{"pipeline": 2}, "other_ranks": true})
+			var found []string
+			must.Do(r.T, os.Mkdir(r.path("stock"), 0o755))
+			m.ranks(2, "megatron_by_cairn.over_stock", args{"run": r.there("stock"), "sizes": args{}}, &found)
+			for _, f := range found {
+				r.Errorf("a save over a checkpoint of Megatron: %s", f)
+			}
 		}})
 	}
 	return cases

@@ -99,6 +99,21 @@ def saved_again(run, ranks, **more):
     return found + killed(run, ranks, how="complete", **more)
 
 
+def over_stock(run, sizes):
+    """A save to a folder with a checkpoint of Megatron itself fails, and that checkpoint keeps its files."""
+    job.start(**sizes)
+    state = {"part": ShardedTensor.from_rank_offsets("w", torch.ones(2, 3), (0, dist.get_rank(), 2)), "iteration": 1}
+    dist_checkpointing.save(dict(state), run, cairn.megatron.SaveStrategy.__mro__[1]("torch_dist", 1))
+    had = sorted(os.listdir(run))
+    dist.barrier()
+    try:
+        dist_checkpointing.save(dict(state), run, cairn.megatron.SaveStrategy())
+        return ["no error"]
+    except cairn.ExistsError:
+        dist.barrier()
+        return [] if sorted(os.listdir(run)) == had else [f"{had} became {sorted(os.listdir(run))}"]
+
+
 def odd_states(run, sizes):
     """States without a part that is not sharded, with tensors and numbers as keys in it, and with a name twice; a rank
     that loads what is not there. Returns the problems of all ranks.
