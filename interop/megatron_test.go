@@ -59,6 +59,15 @@ var megatronByCairn = func() []testCase {
 		{name: "cairn.megatron: an error of one rank is one on all", needs: "megatron", slow: true, run: func(r *rig) {
 			alike(r, "megatron_by_cairn.one_fails")
 		}},
+		{name: "cairn.megatron: an iteration is saved again, and the ranks are killed when that is complete", needs: "megatron", slow: true, run: func(r *rig) {
+			m := r.beside("megatron", "megatron_by_cairn")
+			must.Do(r.T, os.Mkdir(r.path("run"), 0o755))
+			m.nothing("megatron_by_cairn.saved_again", args{"run": r.there("run"), "ranks": 2, "sizes": args{"tensor": 2}})
+			goOn(m, 2, "run", args{"sizes": args{"tensor": 2}})
+		}},
+		{name: "cairn.megatron: odd states", needs: "megatron", slow: true, run: func(r *rig) {
+			alike(r, "megatron_by_cairn.odd_states")
+		}},
 		{name: "cairn.megatron: saves and loads without a strategy, and checkpoints of Megatron", needs: "megatron", slow: true, run: func(r *rig) {
 			alike(r, "megatron_by_cairn.installed")
 		}},
@@ -80,6 +89,12 @@ var megatronByCairn = func() []testCase {
 			goOn(m, 1, "run", args{"sizes": args{}, "other_ranks": true})
 			m.ranks(2, "megatron_by_cairn.save", args{"run": r.there("again"), "how": "async", "sizes": args{"tensor": 2}}, nil)
 			goOn(m, 2, "again", args{"sizes": args{"pipeline": 2}, "other_ranks": true})
+			var found []string
+			must.Do(r.T, os.Mkdir(r.path("stock"), 0o755))
+			m.ranks(2, "megatron_by_cairn.over_stock", args{"run": r.there("stock"), "sizes": args{}}, &found)
+			for _, f := range found {
+				r.Errorf("a save over a checkpoint of Megatron: %s", f)
+			}
 		}})
 	}
 	return cases

@@ -5,6 +5,7 @@ import inspect
 import os
 import pathlib
 import signal
+import sys
 import time
 import types
 
@@ -14,7 +15,7 @@ import numpy
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
@@ -51,7 +52,9 @@ def state_of(chunks, optimizer, metadata, loading, iteration):
 
 
 def save(run, sizes, steps=2, how="sync", form=None, options=None):
-    """Saves a job after some steps. With how="kill", the ranks die when the state is copied aside."""
+    """Saves a job after some steps. With how="kill", the ranks die when the state is copied aside, and with "complete"
+    when the checkpoint is complete.
+    """
     if not job.parallel_state.model_parallel_is_initialized():
         job.start(**sizes)
     chunks, optimizer = begun(sizes, steps=steps)
@@ -61,7 +64,10 @@ def save(run, sizes, steps=2, how="sync", form=None, options=None):
         os.makedirs(folder, exist_ok=True)
     dist.barrier()
     strategy = FullyParallelSaveStrategyWrapper(cairn.megatron.SaveStrategy(**(options or {})), job.data_parallel())
-    later = {} if how == "sync" else {"async_sharded_save": True, **MCORE}
+    if how == "complete":
+        cairn.megatron._complete = lambda handle, *_: [handle.result(), dist.barrier(), os.kill(os.getpid(),
+                                                                                                signal.SIGKILL)]
+    later = {} if how in ("sync", "complete") else {"async_sharded_save": True, **MCORE}
     request = dist_checkpointing.save(state_of(chunks, optimizer, metadata, False, steps), folder, strategy,
                                       content_metadata=metadata, **later)
 
@@ -84,6 +90,77 @@ def save(run, sizes, steps=2, how="sync", form=None, options=None):
     queue.close()
 
 
+def saved_again(run, ranks, **more):
+    """Saves, and saves the same iteration again. The ranks are killed when that is complete, and the files by which
+    Megatron finds it are those of the first save.
+    """
+    found = killed(run, ranks, how="sync", ended=0, **more)
+    torch.save({"iteration": "of the first save"}, os.path.join(run, "iter_0000002", "common.pt"))
+    return found + killed(run, ranks, how="complete", **more)
+
+
+def over_stock(run, sizes):
+    """A save to a folder with a checkpoint of Megatron itself fails, and that checkpoint keeps its files."""
+    job.start(**sizes)
+    state = {"part": ShardedTensor.from_rank_offsets("w", torch.ones(2, 3), (0, dist.get_rank(), 2)), "iteration": 1}
+    dist_checkpointing.save(dict(state), run, cairn.megatron.SaveStrategy.__mro__[1]("torch_dist", 1))
+    had = sorted(os.listdir(run))
+    dist.barrier()
+    try:
+        dist_checkpointing.save(dict(state), run, cairn.megatron.SaveStrategy())
+        return ["no error"]
+    except cairn.ExistsError:
+        dist.barrier()
+        return [] if sorted(os.listdir(run)) == had else [f"{had} became {sorted(os.listdir(run))}"]
+
+
+def odd_states(run, sizes):
+    """States without a part that is not sharded, with tensors and numbers as keys in it, and with a name twice; a rank
+    that loads what is not there. Returns the problems of all ranks.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = []
+
+    def part(**more):
+        return ShardedTensor.from_rank_offsets("w", torch.full((2, 3), float(rank)), (0, rank, ranks), **more)
+
+    def fails(error, call, *args):
+        try:
+            call(*args)
+            found.append(f"no {error.__name__}")
+        except error:
+            pass
+
+    for name, common in (("nothing", {}), ("tensors", {"t": torch.arange(3), 5: {"a": 1}})):
+        folder = os.path.join(run, name, "iter_0000001")
+        if rank == 0:
+            os.makedirs(folder)
+        dist.barrier()
+        dist_checkpointing.save({**common, "part": part()}, folder, cairn.megatron.SaveStrategy())
+        if rank == 0:
+            os.unlink(os.path.join(folder, "common.pt"))
+            pathlib.Path(run, name, TRACKER).write_bytes(b"\xff\xb2")
+            cairn.megatron.finish(os.path.join(run, name))
+        dist.barrier()
+        state = {"part": part()}
+        state["part"].data.fill_(-1)
+        got = dist_checkpointing.load(state, folder, cairn.megatron.LoadStrategy(), strict="raise_all")
+        if not torch.equal(got.pop("part"), part().data) or repr(got) not in (repr(common), repr(dict(
+                reversed(common.items())))):
+            found.append(f"{name}: {got}")
+    again = os.path.join(run, "again")
+    os.makedirs(again, exist_ok=True)
+    dist.barrier()
+    fails(cairn.StateError, dist_checkpointing.save, {"w": 5, "part": part()}, again, cairn.megatron.SaveStrategy())
+    state = {"part": part()}
+    if rank == 1:
+        state["other"] = ShardedTensor.from_rank_offsets("other", torch.ones(2), allow_shape_mismatch=True)
+    fails(cairn.MissingError, dist_checkpointing.load, state, folder, cairn.megatron.LoadStrategy())
+    every = [None] * ranks
+    dist.all_gather_object(every, found)
+    return sum(every, [])
+
+
 def files_of(run):
     return sorted(name for name in os.listdir(run) if name.startswith("iter_"))
 
@@ -95,6 +172,13 @@ def one_fails(run, sizes):
     save(run, sizes)
     found = []
     rank = dist.get_rank()
+
+    def killing(staging, own=cairn.torch._save.Staging.run):
+        saver = cairn.torch._job.job().saver.process
+        saver.send_signal(signal.SIGSTOP)  # otherwise the checkpoint may be complete before the signal that kills
+        own(staging)
+        saver.kill()
+
     for how in ("describe", "saver"):
         chunks, optimizer = begun(sizes, steps=3)
         state = state_of(chunks, optimizer, {**job.METADATA, **FORM}, False, 3)
@@ -104,11 +188,11 @@ def one_fails(run, sizes):
         os.makedirs(folder, exist_ok=True)
         queue = AsyncCallsQueue()
         begin = time.monotonic()
+        if how == "saver" and rank == 1:
+            cairn.torch._save.Staging.run = killing
         try:
             request = dist_checkpointing.save(state, folder, cairn.megatron.SaveStrategy(), async_sharded_save=True,
                                               validate_access_integrity=False, **MCORE)
-            if rank == 1:
-                cairn.torch._job.job().saver.process.kill()
             queue.schedule_async_request(request)
             while queue.get_num_unfinalized_calls():
                 queue.maybe_finalize_async_calls()
@@ -134,6 +218,7 @@ def installed(run, sizes):
     metadata = {**job.METADATA, **FORM}
     for name in ("stock", "cairn"):
         if name == "cairn":
+            sys.modules["absent"] = None  # as programs do, so that nothing imports it
             cairn.megatron.install()
         folder = os.path.join(run, name)
         if dist.get_rank() == 0:
@@ -153,6 +238,14 @@ def installed(run, sizes):
     if {k: t.global_shape for k, t in tensors.items()} != {
             k: t.global_shape for k, t in dist_checkpointing.load_tensors_metadata(os.path.join(run, "stock")).items()}:
         found.append("other tensors")
+    stock = cairn.megatron.SaveStrategy.__mro__[1]("torch_dist", 1)
+    dist_checkpointing.save(state_of(*begun(sizes), metadata, False, 2), folder, FullyParallelSaveStrategyWrapper(
+        stock, job.data_parallel()))
+    try:
+        dist_checkpointing.load(state_of(chunks, optimizer, metadata, True, None), folder)
+        found.append("a folder with two checkpoints is loaded")
+    except cairn.ExistsError:
+        pass
     return found
 
 
@@ -186,20 +279,21 @@ def other_versions():
     return ["no error"]
 
 
-def killed(run, ranks, **more):
-    """Has ranks save, which are killed."""
-    store = os.path.abspath(f"{run}.store")
+def killed(run, ranks, how="kill", ended=-signal.SIGKILL, **more):
+    """Has ranks save, which are killed, or end as they should."""
+    store = os.path.abspath(f"{run}-{how}.store")
     pids = []
     for rank in range(ranks):
         if (pid := os.fork()) == 0:
             try:
                 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-                save(run, how="kill", **more)
+                save(run, how=how, **more)
+                os._exit(0)
             finally:
                 os._exit(1)
         pids.append(pid)
-    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    return [] if set(ended) == {-signal.SIGKILL} else [f"the ranks ended with {ended}"]
+    found = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return [] if set(found) == {ended} else [f"the ranks ended with {found}"]
 
 
 def load(run, sizes, steps=2, more=2, other_ranks=False):

@@ -35,11 +35,11 @@ from cairn._request import SaveRequest
 from cairn.runs import Run
 from cairn.torch._description import State
 from cairn.torch._handle import Handle
-from cairn.torch._job import Job, broadcast
+from cairn.torch._job import Caught, Job, agree, broadcast
 from cairn.torch._remembered import describe
 from cairn.torch._save import begin
 from cairn.torch._state import StateDict
-from cairn.torch._whole import load_whole
+from cairn.torch._whole import key_of, load_whole
 
 TESTED = ("0.16", "0.17", "0.18", "0.19")
 """The releases of Megatron-core that this module was tested with."""
@@ -55,6 +55,7 @@ from megatron.core.dist_checkpointing.strategies import async_utils, torch as _s
 
 _BACKEND = "cairn"  # in the file by which Megatron recognises a checkpoint
 _COMMON_FILE = "common.pt"
+_CONFIG_FILE = "metadata.json"
 _TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _COMMON = "common_state"  # the key of the state that is not sharded, since 0.19
 _KEYS = "cairn.megatron.common"  # the value with the keys of that state
@@ -97,19 +98,22 @@ class SaveStrategy(_stock.TorchDistSaveShardedStrategy):  # type: ignore[misc]
                                               [lambda: _complete(handle, folder, common)])
 
     def _begin(self, sharded_state_dict: StateDict,
-               checkpoint_dir: str | os.PathLike[str]) -> tuple[Handle, str, StateDict]:
-        """Begins a save. It returns the folder, and the state that is not sharded, on rank 0."""
+               checkpoint_dir: str | os.PathLike[str]) -> tuple[Handle, str, StateDict | None]:
+        """Begins a save. It returns the folder, and the state that is not sharded, or None on other ranks than 0."""
         folder = address_of(checkpoint_dir)
         target: Any = self.run.find(folder) if self.run is not None else folder
         if target is None:
             raise errors.OptionsError(f"{folder} is not a folder of the run of this strategy", ("storage.options",))
-        common: StateDict = {}
+        common: StateDict | None = None
 
         def describes(j: Job) -> State:  # an error of one rank is one on all
-            state, found = _saved(sharded_state_dict)
-            common.update(found or (_take_common(folder) if dist.get_rank() == 0 else {}))
-            return describe(j, {**state, **common, **({_KEYS: sorted(map(str, common))} if common else {})}, False,
-                            whole=True)
+            nonlocal common
+            state, common = _saved(sharded_state_dict)
+            if common is None and dist.get_rank() == 0:
+                common = _take_common(folder)
+            if common is not None:
+                state = _joined(state, {**common, _KEYS: sorted(map(str, common))})
+            return describe(j, state, False, whole=True)
 
         request = SaveRequest(path=target, step=_iteration(os.path.basename(folder)), overwrite=True)
         return begin(request, describes), folder, common
@@ -135,6 +139,16 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
         """Fills the tensors of a state, and returns it with these and with the objects of the checkpoint."""
         if not _is_ours(checkpoint_dir):
             return super().load(sharded_state_dict, checkpoint_dir, *args, **kwargs)
+        state: StateDict = {}
+        with Caught() as caught:
+            state = self._wanted(sharded_state_dict, checkpoint_dir)
+        if caught.error is not None:
+            agree("load", caught.error)  # the other ranks are in cairn.torch.load, and hear of it
+        cairn.torch.load(state, address_of(checkpoint_dir), allow_pickle=self.allow_pickle)
+        return _loaded(sharded_state_dict, state)
+
+    def _wanted(self, sharded_state_dict: StateDict, checkpoint_dir: str | os.PathLike[str]) -> StateDict:
+        """Returns what this rank loads of a checkpoint, by name."""
         state: StateDict = {_KEYS: None}
         shards: dict[str, cairn.torch.Shards] = {}
         shapes = None
@@ -148,13 +162,11 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
                 if shapes is None:
                     with cairn.open(address_of(checkpoint_dir)) as c:
                         shapes = c.shapes()
-                shape = tuple(shapes[part.key])
+                shape = tuple(shapes.get(part.key, shape))  # the load says what is missing
                 at, t = _overlap(shape, at, t)
             held = shards.setdefault(part.key, cairn.torch.Shards(shape)).parts
             shards[part.key] = cairn.torch.Shards(shape, [*held, (at, t)])
-        state.update(shards)
-        cairn.torch.load(state, address_of(checkpoint_dir), allow_pickle=self.allow_pickle)
-        return _loaded(sharded_state_dict, state)
+        return {**state, **shards}
 
     def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str], metadata: Any = None) -> StateDict:
         """Returns the tensors of a checkpoint, without their elements."""
@@ -168,9 +180,11 @@ class LoadStrategy(_stock.TorchDistLoadShardedStrategy):  # type: ignore[misc]
             return super().load_sharded_metadata(checkpoint_dir)  # type: ignore[no-any-return]
         out: StateDict = {}
         with cairn.open(address_of(checkpoint_dir)) as c:
-            shapes = c.shapes()
+            shapes, common = c.shapes(), c[_KEYS]
             for name in c:
-                if "dtype" in (entry := c.entry(name)):
+                if key_of(entry := c.entry(name)) in common:
+                    continue
+                if "dtype" in entry:
                     like = torch.empty(shapes[name], dtype=getattr(torch, entry["dtype"]), device="meta")
                     out[name] = ShardedTensor.from_rank_offsets(name, like).without_data()
                 elif "/shard_" in name:
@@ -209,7 +223,8 @@ def install(*, run: Run | None = None, allow_pickle: bool = False) -> None:
     for name, ours in replaced.items():
         theirs = ours.__mro__[1]
         for module in list(sys.modules.values()):
-            if module is not sys.modules[__name__] and vars(module).get(name) is theirs:
+            # Programs put None there, and objects without a dict.
+            if module is not sys.modules[__name__] and getattr(module, "__dict__", {}).get(name) is theirs:
                 setattr(module, name, ours)
 
 
@@ -224,14 +239,16 @@ def finish(folder: str | os.PathLike[str]) -> int | None:
     """
     root = address_of(folder)
     try:
-        with open(os.path.join(root, _TRACKER_FILE), encoding="utf-8") as f:
+        with open(os.path.join(root, _TRACKER_FILE), encoding="utf-8", errors="replace") as f:
             tracked = f.read().strip()
     except FileNotFoundError:
         tracked = ""
-    known = int(tracked) if tracked.isdigit() else None
+    known = int(tracked) if tracked.isdecimal() else None
     path = cairn.latest(root, wait=True)
     found = None if path is None else _iteration(os.path.basename(path))
-    if path is None or found is None or (known is not None and known >= found) or tracked == "release":
+    if path is None or found is None or tracked == "release":
+        return known
+    if known is not None and (known > found or (known == found and _is_finished(path))):
         return known
     with cairn.open(path) as c:
         if _KEYS not in c:
@@ -250,14 +267,37 @@ def _iteration(name: str) -> int | None:
 
 
 def _is_ours(folder: str | os.PathLike[str]) -> bool:
-    return os.path.exists(os.path.join(folder, "cairn.json"))
+    if not os.path.exists(os.path.join(folder, "cairn.json")):
+        return False
+    if os.path.exists(os.path.join(folder, ".metadata")):
+        raise errors.ExistsError(f"{folder} has two checkpoints: Megatron has saved over one of cairn, and would take "
+                                f"{_COMMON_FILE} of that: remove .metadata, or cairn.json and {_COMMON_FILE}",
+                                ("storage.exists",))
+    return True
 
 
-def _saved(sharded_state_dict: StateDict) -> tuple[StateDict, StateDict]:
-    """Returns what this rank saves of a state, by Megatron's names, and the state that is not sharded, on rank 0."""
+def _joined(state: StateDict, common: StateDict) -> StateDict:
+    """Returns the sharded state and the state that is not sharded as one."""
+    if clash := sorted(state.keys() & common.keys()):
+        raise errors.StateError(f"{clash[0]!r} is the name of a tensor or an object, and a key of the state that is "
+                                "not sharded: rename one of them", ("plan.state",))
+    return {**state, **common}
+
+
+def _is_finished(folder: str) -> bool:
+    """Reports whether a checkpoint has the files of Megatron. They may be those of the checkpoint that it replaced."""
+    try:
+        times = [os.path.getmtime(os.path.join(folder, name)) for name in ("cairn.json", _COMMON_FILE, _CONFIG_FILE)]
+    except FileNotFoundError:
+        return False
+    return times[0] <= times[1]
+
+
+def _saved(sharded_state_dict: StateDict) -> tuple[StateDict, StateDict | None]:
+    """Returns what this rank saves of a state, by Megatron's names, and the state that is not sharded, if it has it."""
     state: StateDict = {}
     shards: dict[str, list[ShardedTensor]] = {}
-    common: StateDict = {}
+    common: StateDict | None = None
     for part in nested_values(sharded_state_dict):
         if not is_main_replica(part.replica_id):
             continue
@@ -319,15 +359,21 @@ def _loaded(sharded: Any, values: Mapping[str, Any]) -> Any:
     return sharded.data if isinstance(sharded, ShardedTensor) else values[sharded.unique_key][0]
 
 
-def _complete(handle: Handle, folder: str, common: StateDict) -> None:
+def _complete(handle: Handle, folder: str, common: StateDict | None) -> None:
     """Waits for a save, and writes the common state. All ranks call it. An error is one on all ranks."""
-    handle.result()
+    try:
+        handle.result()
+    except BaseException:
+        if common and not any(os.path.exists(os.path.join(folder, n)) for n in ("cairn.json", _COMMON_FILE)) \
+                and os.path.exists(os.path.join(folder, ".metadata")):
+            _write_common(folder, common)  # of Megatron's checkpoint, which stays
+        raise
     if handle.path != folder:
         raise errors.ExistsError(f"{folder} has a checkpoint of another line of the run, which stays, and this one is "
                                  f"in {handle.path}: Megatron does not find it there. Call cairn.megatron.finish "
                                  "before a training, so that it goes on from the newest checkpoint",
                                  ("storage.exists",))
-    broadcast("megatron", lambda: _write_common(folder, common) if common else None, folder)
+    broadcast("megatron", lambda: _write_common(folder, common or {}), folder)
 
 
 def _take_common(folder: str) -> StateDict:

@@ -25,10 +25,11 @@ const (
 )
 
 // megatronKeys is a value that cairn.megatron adds to a native checkpoint. It also writes
-// megatronFiles beside the checkpoint, in which Megatron looks for a part of the contents.
+// megatronFiles beside the checkpoint, in which Megatron looks for a part of the contents. The last one
+// is Megatron's own, with checksums (--verify-integrity).
 const megatronKeys = "cairn.megatron.common"
 
-var megatronFiles = []string{"metadata.json", "common.pt"}
+var megatronFiles = []string{"metadata.json", "common.pt", "integrity.json"}
 
 // Remove removes the checkpoint at the root of store, in any format: its files, its notes, the
 // files of torch.save that libraries write beside a model, such as optimizer.pt, the

@@ -72,10 +72,10 @@ func removables() map[string]removable {
 			s := must.Get(file.Open(dir, &file.Options{NoSync: true}))(t)
 			state := plan.State{"w": storagetest.Filled(t, tensor.Float32, []int64{4}, 1), key: []any{"args"}}
 			must.Do(t, storagetest.Save(t.Context(), (&storagetest.Setup{Format: native.Format{}}).At(s), storagetest.Storage("a", 1, 1), state))
-			for _, name := range []string{"common.pt", "metadata.json", "notes.txt"} {
+			for _, name := range []string{"common.pt", "integrity.json", "metadata.json", "notes.txt"} {
 				storagetest.Put(t, s, name, []byte("{}"))
 			}
-		}, beside: []string{"common.pt", "metadata.json", "notes.txt"}}
+		}, beside: []string{"common.pt", "integrity.json", "metadata.json", "notes.txt"}}
 		if key != "other" {
 			r.beside = []string{"notes.txt"}
 		}

@@ -12,6 +12,7 @@ import torch
 
 from cairn import errors
 from cairn._address import address_of
+from cairn._messages import Entry
 from cairn._request import SaveRequest
 from cairn.runs import Member, loaded
 from cairn.torch import _memory
@@ -36,6 +37,12 @@ def async_save_whole(state: StateDict, path: str | os.PathLike[str] | Member, st
     return begin(request, lambda j: describe(j, state, alone, whole=True), alone=alone)
 
 
+def key_of(e: Entry) -> str:
+    """Returns the key of a state that an entry is below, as a string."""
+    first = (e.get("path") or [e["name"]])[0]
+    return str(first["int"]) if isinstance(first, dict) else str(first)
+
+
 def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = None, device: Any = None,
                allow_pickle: bool = False, patience: float = 0) -> StateDict:
     """Returns a state as it was saved, in dicts and lists, or some keys of it. Each rank calls it on its own.
@@ -58,7 +65,7 @@ def load_whole(path: str | os.PathLike[str], *, keys: Container[str] | None = No
 
     for e in described.get("entries") or []:
         name, steps = e["name"], e.get("path") or [e["name"]]
-        if keys is not None and steps[0] not in keys:
+        if keys is not None and key_of(e) not in keys:
             continue
         if "codec" in e:
             loading.value(name, functools.partial(root.place, steps))
