@@ -74,6 +74,9 @@ var megatronByCairn = func() []testCase {
 		{name: "cairn.megatron: a run with a policy and a remote place", needs: "megatron", slow: true, run: func(r *rig) {
 			alike(r, "megatron_by_cairn.in_a_run")
 		}},
+		{name: "cairn.megatron: back to an older iteration", needs: "megatron", slow: true, run: func(r *rig) {
+			alike(r, "megatron_by_cairn.back")
+		}},
 		{name: "cairn.megatron: another release is refused", needs: "megatron", slow: true, run: func(r *rig) {
 			r.beside("megatron", "megatron_by_cairn").nothing("megatron_by_cairn.other_versions", nil)
 		}},

@@ -233,7 +233,9 @@ def finish(folder: str | os.PathLike[str]) -> int | None:
 
     A checkpoint is complete before Megatron writes the files by which it finds it. If the training was killed between
     the two, this writes them. One process calls it before the training begins, or rank 0. It waits for
-    saver processes that are still writing. It returns the iteration from which Megatron will go on, or None::
+    saver processes that are still writing. If the tracker file names an older iteration, and the newest checkpoint has
+    all its files, somebody has chosen to go back: the tracker file stays. It returns the iteration from which Megatron
+    will go on, or None::
 
         cairn.megatron.finish("checkpoints")
     """
@@ -248,7 +250,7 @@ def finish(folder: str | os.PathLike[str]) -> int | None:
     found = None if path is None else _iteration(os.path.basename(path))
     if path is None or found is None or tracked == "release":
         return known
-    if known is not None and (known > found or (known == found and _is_finished(path))):
+    if known is not None and (known > found or _is_finished(path)):
         return known
     with cairn.open(path) as c:
         if _KEYS not in c:
@@ -406,7 +408,7 @@ def _write(path: str, write: Callable[[Any], object]) -> None:
 
 def _request_class(async_strategy: str) -> Any:
     """Returns the class of the requests that Megatron's queue takes."""
-    choose = getattr(_stock, "get_async_strategy", None)  # since 0.18
+    choose = getattr(_stock, "get_async_strategy", None)  # since 0.17
     return async_utils.AsyncRequest if choose is None else choose(async_strategy)[1]["AsyncRequest"]
 
 
